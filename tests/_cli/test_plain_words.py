@@ -89,6 +89,22 @@ def test_the_demo_marks_eliminated_candidates_and_counts_those_that_it_does_not_
     assert "chosen" in text
 
 
+class TestTune(OnABook):
+    @pytest.mark.parametrize(("name", "program"), [("serve.py", "serve.py"), ("calls.txt", "train.py")])
+    def test_a_file_that_is_not_a_recording_gets_the_command_that_writes_one(
+        self, tmp_path, monkeypatch, run, name, program
+    ):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / name).write_text("import mykernels\n")
+        code, _, err = run("tune", name)
+        assert code == 3
+        said = f"{name} is not a recording; `Recording.save` writes one, and so does "
+        assert f"{said}`tunebook run --record calls.json -- python {program}`" in " ".join(err.split())
+
+    def test_the_overview_says_that_run_records_any_kernel(self, run):
+        assert "  run         run a command: tune its Triton kernels, or record any kernel\n" in run("--help")[1]
+
+
 class TestDoctor(OnABook):
     @pytest.mark.parametrize(
         ("name", "value", "said"),

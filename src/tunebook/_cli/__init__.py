@@ -40,7 +40,7 @@ GROUPS: Final = {
         "doctor": "check the book, the settings and this machine",
     },
     "measure": {
-        "run": "run a command on tunebook: tunes its Triton kernels",
+        "run": "run a command: tune its Triton kernels, or record any kernel",
         "tune": "tune the calls of a recording, here or on a cluster",
         "ci": "check that a book covers a command or a recording",
         "verify": "measure again to check that choices still hold",

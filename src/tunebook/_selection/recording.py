@@ -198,7 +198,12 @@ def _entries(path: str | os.PathLike[str]) -> list[Any]:
     except OSError as error:
         raise StoreError("read", str(path), f"cannot read the recording {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise CodecError(f"{path} is not a recording; `Recording.save` writes one") from error
+        from shlex import quote  # noqa: PLC0415 - for a mistake only
+
+        # Most often the program itself is named.
+        program = quote(str(path)) if str(path).endswith(".py") else "train.py"
+        how = f"`Recording.save` writes one, and so does `tunebook run --record calls.json -- python {program}`"
+        raise CodecError(f"{path} is not a recording; {how}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise CodecError(f"{path} is not a recording of this version ({_FORMAT})")
     return list(content.get("calls", []))
