@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,14 @@ def main():
             first_process(*kernel)
         print(f"A second Python process makes the same calls\n{'-' * 44}", flush=True)
         subprocess.run([sys.executable, __file__, "--again"], check=True)
-        print(f"\nAll of this took {time.perf_counter() - started:.0f} s. More of it: python examples/matmul.py")
+        print(f"\nAll of this took {time.perf_counter() - started:.0f} s. More of it: {command_of('matmul.py')}")
+
+
+def command_of(example):
+    """Return the command that runs an example with this interpreter, with paths relative to the working directory."""
+    paths = Path(sys.executable), Path(__file__).resolve().with_name(example)
+    here = Path.cwd()
+    return shlex.join(str(path.relative_to(here) if path.is_relative_to(here) else path) for path in paths)
 
 
 def first_process(module, function, title, arguments):
@@ -60,13 +68,13 @@ def first_process(module, function, title, arguments):
     print(f"\nWhy this one? print({function.__name__}.explain(...)) says:\n\n{function.explain(*arguments)}\n")
 
 
-def show_ranking(times, chosen, default):
-    """Print the fastest few, the chosen one, the default and the slowest, with a bar as long as they are fast."""
+def show_ranking(times, chosen, heuristic):
+    """Print the fastest few, the chosen one, the heuristic's and the slowest, with a bar as long as they are fast."""
     last = 0
     for rank, (name, seconds) in enumerate(times.items(), 1):
         factor = seconds / times[chosen]
         # A candidate with a lower time than the chosen one was slower than it in the rounds that both ran.
-        notes = {chosen: "chosen", default: "default"}
+        notes = {heuristic: "heuristic", chosen: "chosen"}
         note = notes.get(name, "eliminated" if factor < 1 else "")
         if rank > SHOWN and name not in notes and rank < len(times):
             continue

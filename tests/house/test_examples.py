@@ -55,9 +55,11 @@ def test_the_demo_shows_a_second_process_finding_the_answers(home):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("answered by  the persistent tier, after 0 tunings") == 2
-    for shown in ("chosen", "default", "winner", "runner-up", "first call", "later calls"):
+    for shown in ("chosen", "heuristic", "winner", "runner-up", "first call", "later calls"):
         assert shown in done.stdout
     assert "matmul.matmul" in done.stderr, "the progress bar"
+    command = done.stdout.splitlines()[-1].partition("More of it: ")[2]
+    assert [Path(word).absolute() for word in command.split()] == [Path(sys.executable), EXAMPLES / "matmul.py"]
 
 
 def test_the_ranking_of_the_demo_is_in_the_order_of_times_and_fits_into_80_columns(example, capsys):
@@ -73,7 +75,7 @@ def test_the_ranking_of_the_demo_is_in_the_order_of_times_and_fits_into_80_colum
     assert rows[0].endswith("ROWS=3 VECTORS=4 LANES=16 PACK=False  eliminated")
     assert rows[1].split()[1:5] == ["300", "us", "1", "x"]
     assert rows[1].endswith("chosen")
-    assert rows[5].endswith("default")
+    assert rows[5].endswith("heuristic")
     assert max(map(len, rows)) <= 80
 
 
