@@ -32,6 +32,7 @@ _NARROW: Final = "bfloat16"
 # A sum of n terms in another order differs by about sqrt(n) roundings of the accumulator, four times that at most.
 # Kernels sum 16-bit numbers in 32 bits.
 _ROUNDING: Final = {True: 4 * 2.0**-52, False: 4 * 2.0**-23}
+_SMALL, _LARGE = 0.01, 10.0  # relative errors between these are written in per cent
 
 
 class Mismatch(NamedTuple):
@@ -258,8 +259,19 @@ def _array_difference(  # noqa: PLR0911 - one return for each way to differ
 
 def _compared(error: float, tolerance: float, why: str, *, rounds: float) -> str:
     """Return a relative error beside its tolerance, and the option that allows it, if it may be rounding."""
-    said = f"{error:.2g} of the largest value; the tolerance is {tolerance:.2g}{why}"
+    said = f"{_share(error)} the largest value; the tolerance is {tolerance:.2g}{why}"
     return f"{said}, tolerance={10.0 ** math.ceil(math.log10(error)):.0e} allows it" if 0 < error < rounds else said
+
+
+def _share(error: float) -> str:
+    """Return a relative error in words: "1 of" would read as a count, and a small error is compared with a tolerance.
+
+    >>> _share(3.5e-07), _share(0.5), _share(1.0), _share(40.0)
+    ('3.5e-07 of', '50 % of', '100 % of', '40 times')
+    """
+    if error < _SMALL:
+        return f"{error:.2g} of"
+    return f"{100 * error:.3g} % of" if error < _LARGE else f"{error:.3g} times"
 
 
 def _is_close(output: Any, expected: Any, rule: Comparison) -> bool:
