@@ -43,7 +43,7 @@ REJECTED = {
     "wrong": (
         {"reference": lambda x: x + 1},
         r"all 2 candidates gave a wrong output: ValueError: output is off by up to 1 in 4 of 4",
-        "unlike the reference. The call runs with the heuristic's Config(block=1), whose output is wrong too. Mend ",
+        "unlike the reference. The call runs with the heuristic's Config(block=1), whose output is wrong too. Fix ",
     ),
     "raises": ({"out": fails}, r"all 2 candidates failed alike: OSError: no such device", "which failed too"),
     "returns nothing": (

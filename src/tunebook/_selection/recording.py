@@ -322,7 +322,7 @@ def with_inputs(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Invocati
 
 def how_to_give_values(kernel: Kernel[Any, Any]) -> str:
     """Return the advice for a kernel that fails on made-up arguments, which its callers' arguments need not do."""
-    better = "mend its inputs= function" if kernel.makes_inputs else "give it inputs=, a function that makes valid ones"
+    better = "fix its inputs= function" if kernel.makes_inputs else "give it inputs=, a function that makes valid ones"
     return f"A caller's arguments may be valid where made-up ones are not: {better}, or tune it in a call."
 
 

@@ -42,7 +42,7 @@ from tunebook._selection.tiers import (
     Teller,
     Tier,
 )
-from tunebook._selection.tuning_watch import MEND_OUTPUT, is_wrong, remedy_for, start_log
+from tunebook._selection.tuning_watch import FIX_OUTPUT, is_wrong, remedy_for, start_log
 from tunebook._tuning.job import Budget, Step, Tuned, parse_budget
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def _warn_of_rejection(request: Request[C], selection: Selection[C], cause: Exce
         state = "which failed too." if tried else "whose output was not checked."
         if tried and all(map(is_wrong, cause.measurements)):
             why = f"all {tried} candidates gave a wrong output: {cause.reason}"
-            state = f"whose output is wrong too. {MEND_OUTPUT}."
+            state = f"whose output is wrong too. {FIX_OUTPUT}."
         warn_once(
             "rejected",
             op,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-MEND_OUTPUT: Final = "Mend the kernel, or its check with reference=, tolerance= or check="
+FIX_OUTPUT: Final = "Fix the kernel, or its check with reference=, tolerance= or check="
 _LONGEST: Final = 120  # characters of a call's arguments in a line
 _LISTED: Final = 3  # candidates that a line names
 
@@ -116,9 +116,9 @@ def is_wrong(m: Measurement) -> bool:
 def remedy_for(error: TuningFailed) -> str:
     """Return how to get a configuration for a call whose tuning failed."""
     if error.message == REFERENCE_FAILED:
-        return "Mend the kernel's reference=, or pass a configuration with the call."
+        return "Fix the kernel's reference=, or pass a configuration with the call."
     if error.measurements and all(map(is_wrong, error.measurements)):
-        return f"{MEND_OUTPUT}; or pass a configuration with the call."
+        return f"{FIX_OUTPUT}; or pass a configuration with the call."
     return "Pass a configuration with the call, or give the kernel a candidate that works."
 
 
@@ -164,7 +164,7 @@ def warn_of_rejected_pin(call: Call[C], record: Record | None, config: C, by: st
                 "rejected pin",
                 f"{call.problem.op} {code} {name}",
                 f"{by} gives {call.problem.op} {config!r}, which was rejected when it was tuned: {_reason([m])}. It "
-                "runs all the same, and its output may be wrong; take the pin away, or mend the kernel or its check",
+                "runs all the same, and its output may be wrong; take the pin away, or fix the kernel or its check",
             )
             return
 

@@ -69,10 +69,10 @@ class WrittenConfigs:
         outside = "" if free else self._why_outside(config)
         if outside and self._space is not None and self._space.size <= _WALKED and not self._space:
             left_out = f"`where` leaves out all {self._space.size} combinations of the space"
-            return f"{left_out}, so every call runs with heuristic={_text(config)}. Mend the constraints"
+            return f"{left_out}, so every call runs with heuristic={_text(config)}. Fix the constraints"
         return outside and (
             f"heuristic={_text(config)}: {outside}. It is used all the same: it answers until a call is tuned, and "
-            "then races with the candidates. Add it to the space, or mend the heuristic"
+            "then races with the candidates. Add it to the space, or fix the heuristic"
         )
 
     def check_names(self, given: str, config: Any) -> None:

@@ -177,7 +177,7 @@ class DirectoryStore(ShownByPlace):
         return f"{self._prefix}/{device}/{op}/{problem_id(problem)}.json"
 
     def _check_root(self, *, for_writing: bool = False) -> bool:
-        """Return whether the root exists and is safe. An unsafe root is looked at each time: it may be mended."""
+        """Return whether the root exists and is safe. An unsafe root is looked at each time: it may be fixed."""
         if self._clock() < self._safe_until_s:
             return True
         try:

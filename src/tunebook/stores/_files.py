@@ -70,7 +70,7 @@ class FaultsAreWarnings:
     """A block in which a fault of a store, a lock or a file is one warning, and the code after the block goes on.
 
     Everything that a user's call asks of the cache is inside such a block. A `DefinitionError` passes, because only the
-    user can mend a wrong setting. The message is the error's, with `before` and `after` around it; `where` is the place
+    user can fix a wrong setting. The message is the error's, with `before` and `after` around it; `where` is the place
     of an error that does not name one.
     """
 
@@ -239,7 +239,7 @@ def _unsafe(path: Path) -> str:
         remedy = f"chmod go-w {path}"
     else:
         return ""
-    return f"{found}; results stay in memory, for this process only. Mend it with: {remedy}"
+    return f"{found}; results stay in memory, for this process only. Fix it with: {remedy}"
 
 
 def _unsafe_link(path: Path) -> str:
@@ -257,7 +257,7 @@ def _unsafe_link(path: Path) -> str:
                     continue
                 if facts.st_uid not in {os.geteuid(), 0}:
                     found = f"{part} is a link of another user (uid {facts.st_uid}), which may lead elsewhere tomorrow"
-                    return f"{found}. Mend it with: chown -h {os.geteuid()} {part}, or give the path that it leads to"
+                    return f"{found}. Fix it with: chown -h {os.geteuid()} {part}, or give the path that it leads to"
                 ahead.append(part.parent / part.readlink())
     return ""
 

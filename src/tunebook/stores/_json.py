@@ -76,7 +76,7 @@ class _JsonContent:
 class JsonStore(ShownByPlace):
     """One readable file. Safe between threads, and between the processes of a host.
 
-    A damaged entry is a miss and stays in the file for a person to mend; a damaged file is moved aside by the next
+    A damaged entry is a miss and stays in the file for a person to fix; a damaged file is moved aside by the next
     write. A file of a newer version is neither read nor written, nor is a file that others can write to, unless the
     caller vouches for it.
     """

@@ -144,7 +144,7 @@ def _import(module: str, op: str, *, local: bool) -> None:
                 "workers run, or name another with --import."
             ) from error
         top = module.partition(".")[0]
-        remedy = f"Install {error.name}" if error.name else "Mend the module"
+        remedy = f"Install {error.name}" if error.name else "Fix the module"
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             place = f"{top}.py" if top == module else f"the package {top}"
             remedy = f"Run the command in the directory of {place}, or set PYTHONPATH to it"
