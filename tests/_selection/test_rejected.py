@@ -236,12 +236,12 @@ def test_a_reference_that_fails_is_to_be_mended_and_its_error_keeps_its_name():
         with pytest.raises(tb.NoConfig) as caught:
             kernel(1)
         assert "the reference failed\n                     AxisError: axis 5" in str(caught.value)
-        assert str(caught.value).endswith("\nMend the kernel's reference=, or pass a configuration with the call.")
+        assert str(caught.value).endswith("\nFix the kernel's reference=, or pass a configuration with the call.")
 
 
 def test_outputs_that_all_differ_from_the_reference_blame_the_kernel_or_its_check():
     kernel = tb.tunable(lambda n, *, config: n, space=tb.Space(t=[1, 2]), reference=lambda n: n + 1, store=False)
-    with pytest.raises(tb.NoConfig, match=r"\nMend the kernel, or its check with reference=, tolerance= or check=; or"):
+    with pytest.raises(tb.NoConfig, match=r"\nFix the kernel, or its check with reference=, tolerance= or check=; or"):
         kernel(1)
 
 
