@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 _ORDER: Final[tuple[Trust, ...]] = get_args(Trust)
-# What is worth trying is measured before it is chosen, so that entries of other versions and devices may say so. Other
-# code may be another algorithm.
+# Candidates that are worth trying are measured before one is chosen, so that entries of other versions and devices may
+# name them. Other code may be another algorithm.
 _ALIKE: Final[frozenset[Trust]] = frozenset({"exact", "versions", "family"})
 
 
