@@ -35,6 +35,8 @@ Cfg = TypeVar("Cfg")
 BATCH: Final = 16
 # The number of tried candidates that race each other in the end.
 FINALISTS: Final = 16
+# A later batch tries more candidates at random, and may be so many times slower than the slowest one so far.
+_SLOWER: Final = 1.1
 
 
 class Searching(Generic[Cfg]):
@@ -197,7 +199,9 @@ class Searching(Generic[Cfg]):
         best_s, best = self._best if self._best[0] < math.inf else (None, None)
         done = self._ran + step.done
         total = max(self._trials, done)
-        left_s = min(self._left_to_try_s(step.done, total) + self._finals_s(), max(self._left_s(), 0.0))
+        left_s: float | None = min(self._left_to_try_s(step.done, total) + self._finals_s(), max(self._left_s(), 0.0))
+        if done < 2:  # the first is near the middle of the space, and faster than most
+            left_s = None
         before = Counter(m.failure.kind for m in self._candidates.results.values() if m.failure is not None)
         self._job.on_step(
             step._replace(
@@ -214,8 +218,9 @@ class Searching(Generic[Cfg]):
     def _left_to_try_s(self, done: int, total: int) -> float:
         """Return how long further candidates will take, by the slowest batch, or in the first one by its first runs."""
         if self._slowest_s:
+            slowest_s = _SLOWER * self._slowest_s
             untried, in_batch_s = total - self._ran, self._elapsed_s - self._began_s
-            return self._slowest_s * max(untried - in_batch_s / self._slowest_s, untried - done)
+            return slowest_s * max(untried - in_batch_s / slowest_s, untried - done)
         return self._elapsed_s / max(done, 1) * (1 + QUALIFYING[-1].samples) * total - self._elapsed_s
 
     def _tell_of_finals(self, step: Step) -> None:
