@@ -224,9 +224,30 @@ class TestKnownMeasurements:
         tuned, ran = self.again({"a": 0.6, "b": 0.4, "c": 0.5}, self.first({"a": 0.3, "b": 0.2}))
         assert (tuned.config, set(ran)) == ("b", {"b", "c"})
 
-    def test_removing_and_reordering_candidates_runs_nothing(self):
-        tuned, ran = self.again({"c": 0.1, "a": 0.3}, self.first({"a": 0.3, "b": 0.05, "c": 0.1}))
-        assert (tuned.config, ran) == ("c", [])
+    def test_removing_a_loser_and_reordering_candidates_runs_nothing(self):
+        tuned, ran = self.again({"c": 0.1, "b": 0.05}, self.first({"a": 0.3, "b": 0.05, "c": 0.1}))
+        assert (tuned.config, ran) == ("b", [])
+
+    def test_without_their_winner_the_losers_race_each_other_but_for_the_hopeless(self):
+        first = self.first({"winner": 0.1, "a": 0.4, "b": 0.43, "slow": 3.0})
+        tuned, ran = self.again({"a": 0.4, "b": 0.43, "slow": 3.0}, first)
+        assert (tuned.config, set(ran)) == ("a", {"a", "b"})
+
+    def test_an_added_candidate_does_not_win_because_the_winner_is_gone(self):
+        first = self.first({"winner": 0.1, "a": 0.4, "b": 0.5, "slow": 3.0})
+        tuned, ran = self.again({"a": 0.4, "b": 0.5, "new": 2.5, "slow": 3.0}, first)
+        assert (tuned.config, set(ran)) == ("a", {"a", "b", "new"})
+
+    def test_nothing_runs_if_one_candidate_is_left_or_all_others_are_hopeless(self):
+        first = self.first({"winner": 0.1, "a": 0.4, "slow": 3.0})
+        for costs in ({"a": 0.4}, {"a": 0.4, "slow": 3.0}):
+            tuned, ran = self.again(costs, first)
+            assert (tuned.config, ran) == ("a", [])
+
+    def test_an_added_candidate_does_not_win_because_the_winner_fails_now(self):
+        first = self.first({"winner": 0.1, "a": 0.4, "b": 0.5, "slow": 3.0})
+        tuned, ran = self.again({"winner": OSError("gone"), "a": 0.4, "b": 0.5, "new": 2.5, "slow": 3.0}, first)
+        assert (tuned.config, set(ran)) == ("a", {"winner", "a", "b", "new"})
 
     def test_other_code_policy_or_environment_is_measured_anew(self):
         tuned = self.first({"a": 0.3, "b": 0.2})

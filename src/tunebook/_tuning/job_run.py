@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
 from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from tunebook._base.environment_variables import lock_root
 from tunebook._base.errors import LeftOut
-from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
 from tunebook._measure.stopwatch import (
@@ -30,12 +26,10 @@ from tunebook._measure.stopwatch import (
 )
 from tunebook._statistics.race import ENOUGH, HOPELESS, LEAST_FINAL_S, Lane, Race, typical_s
 from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Step
-from tunebook.stores._files import Maker, this_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from tunebook._base.vocabulary import Measurement
     from tunebook._measure.compile_pool import Compiled, Compiling
@@ -77,6 +71,7 @@ class JobRun(Generic[Cfg]):
         self.racing: Race | None = None
         self.ran = 0
         self._slow_before: set[str] = set()
+        self._lost: dict[str, Measurement] = {}  # to the incumbent, in the last tuning
         self._running, self._since_s = "", 0.0
         self._told: tuple[Doing, int, int] = ("trying", 0, len(job.candidates))
         self._now_s, self._turn = now_s, turn
@@ -100,9 +95,14 @@ class JobRun(Generic[Cfg]):
         if self.job.died in configs and self.job.died not in results:
             self.candidates.record(self.job.died, Trial(failure=Failure("crash", DIED)))
         going_on = set()
-        if not self.job.history.complete:
+        without_winner = self._without_winner()
+        if without_winner:
+            results.update({name: m._replace(dropped=False) for name, m in results.items()})
+        if without_winner or not self.job.history.complete:
             self._drop_hopeless()
             going_on = {name for name, m in results.items() if m.failure is None and not m.dropped}
+        if without_winner and len(going_on) == 1 and len(results) == len(configs):
+            going_on.clear()  # nothing is left that it could race
         todo = [name for name in configs if name not in results or name in going_on]
         self.rng.shuffle(todo)
         todo.sort(key=lambda name: (order.group(configs[name]), -order.priority(configs[name])))
@@ -111,8 +111,26 @@ class JobRun(Generic[Cfg]):
             # The newcomers run today; the incumbent's old time was taken on another day. Measured again, it is compared
             # with them on equal terms. The others lost to it then, so their old times need not compete now.
             todo.insert(0, incumbent)
+            self._lost = {name: m for name, m in results.items() if m.failure is None and name != incumbent}
             results.update({name: m._replace(dropped=True) for name, m in results.items()})
         return todo
+
+    def _without_winner(self) -> bool:
+        """Whether the race that the known measurements are from has lost its winner: it is not a candidate any more.
+
+        All others left that race when they were behind the winner, so nothing says which of them is the fastest.
+        """
+        valid = [m for m in self.candidates.results.values() if m.failure is None]
+        return self.job.incumbent is not None and bool(valid) and all(m.dropped for m in valid)
+
+    def todo_without_incumbent(self) -> list[str]:
+        """Return the candidates that had lost to the incumbent, if that was measured again and fails now."""
+        results = self.candidates.results
+        if not self._lost or results[str(self.job.incumbent)].failure is None:
+            return []
+        results.update({name: m._replace(dropped=False) for name, m in self._lost.items()})
+        self._drop_hopeless()
+        return [name for name in self._lost if not results[name].dropped]
 
     def _drop_hopeless(self) -> None:
         """Leave out the candidates of an unfinished tuning that were many times slower than its best; note the slow."""
@@ -407,94 +425,3 @@ def _model_for(job: Job[Any], stopwatch: Stopwatch) -> AgainstModel | AmongThems
     if (compare := job.goal.compare) is None:
         return None
     return AmongThemselves(compare) if job.heuristic is None else AgainstModel(0, compare, stopwatch)
-
-
-# -------------------------------------------------------------------------- the candidate that runs when a process dies
-
-_SIZE: Final = 512
-_NAME: Final = 64  # bytes of a fingerprint
-_open: Final[set[RunningCandidate]] = set()
-
-
-class RunningCandidate:
-    """The note of one tuning: the candidate that runs right now, in a file that outlives the process.
-
-    It is written and not mapped: a map of a file that another thread or process cuts short ends the process. It is
-    removed when a tuning ends in any way that Python sees. `died` is the fingerprint of the candidate that ran
-    when the last one died, or None.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._path: Final[Path] = lock_root() / f"running-{name}"
-        self._descriptor: int | None = None
-        self._lock = InterruptSafeLock()  # a descriptor that is closed may be another file's a moment later
-        self._maker: Maker | None = None
-        self.died: str | None = None
-
-    def __enter__(self) -> Self:
-        # Without a place for the note nothing is lost but the name of a candidate that kills the process.
-        with suppress(OSError, ValueError):
-            known = _read(self._path)
-            if known is not None and known[0] != this_process() and not known[0].is_gone():
-                return self  # another process tunes the same, without a book
-            self.died = None if known is None or known[0] == this_process() else known[1]
-            self._open()
-        return self
-
-    def _open(self) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        maker = self._maker = this_process()
-        head = f"{maker.host} {maker.pid} {maker.started}\n".encode()
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.pwrite(self._descriptor, bytes(_NAME) + head.ljust(_SIZE - _NAME), 0)
-        if not _open:
-            atexit.register(forget_all)
-        _open.add(self)
-
-    def note(self, fingerprint: str) -> None:
-        """Note the candidate that runs from now on."""
-        name = fingerprint.encode("ascii", "replace")[:_NAME].ljust(_NAME)
-        with self._lock, suppress(OSError):
-            if self._descriptor is not None:
-                os.pwrite(self._descriptor, name, 0)
-
-    def __exit__(self, *_: object) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Remove the note: the process did not die of the candidate. In a forked child it is the parent's."""
-        _open.discard(self)
-        if self._descriptor is None or self._maker != this_process():
-            return
-        with self._lock:
-            descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            with suppress(OSError):
-                os.close(descriptor)
-                self._path.unlink()
-
-
-def forget_all() -> None:
-    """Remove the notes of tunings that a process leaves in its other threads when it ends."""
-    for note in list(_open):
-        note.forget()
-
-
-def forget_notes_of(pids: Collection[int]) -> None:
-    """Remove the notes of other processes of this host, which were ended on purpose: no candidate is to blame."""
-    for path in lock_root().glob("running-*"):
-        with suppress(OSError, ValueError):  # it cannot be read, or is being written
-            known = _read(path)
-            if known is not None and known[0].host == this_process().host and known[0].pid in pids:
-                path.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> tuple[Maker, str | None] | None:
-    """Return the process that made a note, and the candidate in it; None without a note."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    name, head = content[:_NAME].strip(b"\0 ").decode("ascii", "replace"), content[_NAME:].decode("ascii", "replace")
-    host, pid, started = head.split()
-    return Maker(host, int(pid), started), name or None

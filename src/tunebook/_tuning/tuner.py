@@ -173,7 +173,7 @@ class Tuner(Generic[AnyCfg]):
                 stack.callback(run.compiling.close)
             quiet = nullcontext if run.compiling is None else run.compiling.quiet
             run.runner = stack.enter_context(runner_for(run, stopwatch, quiet))
-            tried = run.try_all(todo)
+            tried = run.try_all(todo) and run.try_all(run.todo_without_incumbent())
             with run.alone() if run.lanes else nullcontext():
                 raced, disturbances = race(run, probes)
         tuned = run.candidates.decide(
