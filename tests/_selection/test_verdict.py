@@ -132,3 +132,59 @@ def test_a_pin_that_no_candidate_fits_warns_and_stays_until_it_is_taken_away(tmp
     assert tb.tune(make(tmp_path, "p95"), np.ones(4)).ran == 0, "its measurements are in the entry of the pin"
     assert main(["unpin", "k", "--book", str(tmp_path)]) == 0
     assert (readable(record_in(tmp_path).head.config), record_in(tmp_path).head.origin) == ("w='steady'", "tuned")
+
+
+def naps(path, *seconds):
+    clock = FakeClock()
+
+    def nap(x, *, config):
+        clock.spend(config.s)
+        return x
+
+    space, heuristic = tb.Space(s=list(seconds)), {"s": seconds[-1]}
+    return tb.tunable(nap, name="nap", space=space, heuristic=heuristic, tuner=fake_tuner(clock), store=path)
+
+
+class TestACandidateThatIsGone:
+    @pytest.fixture
+    def kernel(self, tmp_path):
+        """A kernel whose winner was taken out of its space after it was tuned."""
+        naps(tmp_path, 10, 20, 30)(np.ones(4))
+        kernel = naps(tmp_path, 20, 30)
+        kernel(np.ones(4))
+        return kernel
+
+    def test_explain_names_the_answer_as_the_winner_and_its_own_gain(self, kernel):
+        told = kernel.explain(np.ones(4))
+        assert told.verdict.winner.value_s == 20
+        assert told.gain == pytest.approx(1.5)
+        assert "heuristic  s=30  30 s: the winner is 1.50 x faster" in str(told)
+        assert "s=10" not in str(told)
+
+    def test_show_and_the_report_name_the_same_winner(self, kernel, tmp_path, capsys):
+        main(["show", "nap", "--book", str(tmp_path)])
+        shown = capsys.readouterr().out
+        assert "s=10" not in shown
+        record = record_in(tmp_path)
+        assert verdict_of(record).winner.value_s == entry_of(record).best_s == 20
+        assert len(facts_of(record).values_s()) == 2
+
+    def test_it_cannot_be_pinned(self, kernel, tmp_path, capsys):
+        assert main(["pin", "nap", "s=10", "--book", str(tmp_path)]) == 2
+        assert "no working candidate has s=10" in capsys.readouterr().err
+
+    def test_it_counts_again_when_it_is_back(self, kernel, tmp_path):
+        back = naps(tmp_path, 10, 20, 30)
+        back(np.ones(4))
+        assert back.explain(np.ones(4)).verdict.winner.value_s == 10
+        assert "former" not in record_in(tmp_path).provenance or not record_in(tmp_path).provenance["former"]
+
+    def test_a_pin_to_it_is_said_to_have_no_effect(self, tmp_path):
+        naps(tmp_path, 10, 20, 30)(np.ones(4))
+        main(["pin", "nap", "s=20", "--book", str(tmp_path)])
+        kernel = naps(tmp_path, 10, 30)
+        with pytest.warns(tb.TunebookWarning, match="so the pin has no effect"):
+            kernel(np.ones(4))
+        said = str(kernel.explain(np.ones(4)))
+        assert "answer: Config(s=10) from memory\n" in said
+        assert "pinned     by hand: s=20, which is not a candidate any more, so the pin has no effect" in said

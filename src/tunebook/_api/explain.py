@@ -12,7 +12,7 @@ from tunebook._api.versions import environment_here, versions_differ, versions_o
 from tunebook._base.config_codec import decode, readable
 from tunebook._base.durations import ratio_text
 from tunebook._base.errors import CodecError, StoreError, clean, clean_lines
-from tunebook._base.record_format import Body, from_whole_tuning
+from tunebook._base.record_format import Body
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._keys.call_key import explain_difference, spell_out
 from tunebook._selection.bucket_tuning import measured_at
@@ -22,11 +22,14 @@ from tunebook._selection.recorded_decision import (
     eliminated_after,
     environments_verified,
     gain_of,
+    has_valid_pin,
     heuristic_among,
     is_interrupted,
     measured_for_choice,
     measured_so_far,
     names_in,
+    of_candidates,
+    pin_beside,
     tune_again,
     values_of,
     verdict_of,
@@ -164,10 +167,9 @@ class Explanation:
         return tuple(sorted(found, key=lambda group: (group.made_up, -len(group.configs))))
 
     def _answer(self) -> Iterable[ExplanationLine]:
-        selection = self.selection
+        selection, by_hand = self.selection, self.record is not None and has_valid_pin(self.record)
         if isinstance(selection, Selection):
-            by_hand = self.record is not None and self.record.head.origin == "pinned" and selection.event == "cache_hit"
-            pin = " (pinned by hand)" if by_hand else ""
+            pin = " (pinned by hand)" if by_hand and selection.event == "cache_hit" else ""
             yield ExplanationLine("answer", f"answer: {selection.config} {_origin(selection)}{pin}")
             if self.offline and self.record is not None and self.record.head.checksum:
                 yield item("code", "this is the record in the book; a program whose code has changed tunes anew", 12)
@@ -183,7 +185,6 @@ class Explanation:
             yield ExplanationLine("answer", "answer: none")
         if self.shipped_in:
             yield item("shipped in", self.shipped_in, 12)
-        by_hand = self.record is not None and self.record.head.origin == "pinned"
         for tier, said in selection.tried:
             yield item(tier, f"{said}; the entry is pinned by hand" if by_hand and tier == "pinned" else said, 12)
 
@@ -249,8 +250,7 @@ class Explanation:
         if (heuristic := beside_heuristic(record, verdict, self.failures)) is not None:
             yield item("heuristic", heuristic)
         if record.head.origin == "pinned":
-            own = [r.value_s for r in verdict.ranking if r.measurement.config == record.head.config]
-            beside = f", measured at {ratio_text(own[0] / verdict.winner.value_s)} of the winner" if own else ""
+            beside = pin_beside(record, verdict)
             yield item("pinned", f"by hand: {_readable(record.head.config, self._names)}{beside}")
         else:
             name = verdict.objective
@@ -390,7 +390,7 @@ def explain_call(
     body, code = Body() if record is None else record.body, kernel.code_checksum
     conditions = () if record is None or is_interrupted(record) else (code, here)
     so_far = [] if record is None else measured_so_far(record, *conditions)
-    measured = [m for m in body.measurements if (m.code, m.environment) == (code, here) and from_whole_tuning(m)]
+    measured = [m for m in of_candidates(body) if (m.code, m.environment) == (code, here)]
     chosen = [] if so_far and not measured else measured_for_choice(body, measured or None)
     explained = _explained(selection, record, chosen, here, others, so_far)
     winner = None if explained.verdict is None else explained.verdict.winner.measurement

@@ -30,7 +30,7 @@ from tunebook._selection.env_pins import (
     values_in,
     written,
 )
-from tunebook._selection.recorded_decision import is_interrupted, names_in, verdict_of
+from tunebook._selection.recorded_decision import is_interrupted, names_in, of_candidates, verdict_of
 from tunebook._selection.single_flight import Lease, acquire
 from tunebook.stores import problem_id
 from tunebook.stores._listing import Catalogue
@@ -115,7 +115,7 @@ def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     """Return the candidate with these values; with `force`, a configuration of these values if no candidate matches."""
     verdict = verdict_of(record)
     fastest = [] if verdict is None else [ranked.measurement for ranked in verdict.ranking]
-    latest = {m.fingerprint: m for m in (*fastest, *sorted(record.body.measurements, key=lambda m: m.when))}
+    latest = {m.fingerprint: m for m in (*fastest, *sorted(of_candidates(record.body), key=lambda m: m.when))}
     # A candidate that failed would fail every call.
     known = {fingerprint: m.config for fingerprint, m in latest.items() if force or m.failure is None}
     axes = _axes(record, latest.values())

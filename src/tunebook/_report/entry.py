@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.config_codec import fingerprint_of, readable
 from tunebook._base.errors import CodecError
-from tunebook._base.record_format import from_whole_tuning
 from tunebook._base.vocabulary import INTERRUPTED
 from tunebook._keys.call_key import in_short
-from tunebook._selection.recorded_decision import is_interrupted, names_in, verdict_of, winner_of
+from tunebook._selection.recorded_decision import is_interrupted, names_in, of_candidates, verdict_of, winner_of
 from tunebook._statistics.roofline import Peak, Roofline
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def facts_of(record: Record) -> MeasuredRecord:
     chosen = winner or "" if origin == PINNED else winner if winner and origin == "tuned" else in_use
     in_use = in_use if origin == PINNED else chosen
     default = body.provenance.get("default")
-    current = _current(record, list(filter(from_whole_tuning, body.measurements)), chosen)
+    current = _current(record, of_candidates(body), chosen)
     return MeasuredRecord(record, body, chosen, in_use, default if isinstance(default, str) else None, current)
 
 

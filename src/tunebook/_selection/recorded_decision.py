@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from tunebook._base.config_codec import readable
+from tunebook._base.config_codec import fingerprint_of, readable
 from tunebook._base.durations import ratio_text, seconds_text
 from tunebook._base.errors import CodecError
 from tunebook._base.record_format import Body, Head, Record, from_whole_tuning, identity
@@ -151,12 +151,38 @@ def why_undecided(record: Record) -> str:
     return f"no decision, because every candidate failed{' on made-up arguments' if made_up else ''}"
 
 
+def former_candidates(body: Body) -> frozenset[str]:
+    """Return the fingerprints of measured configurations that were not candidates in the last tuning."""
+    former = body.provenance.get("former")
+    return frozenset(map(str, former)) if isinstance(former, list) else frozenset()
+
+
+def has_valid_pin(record: Record) -> bool:
+    """Return whether a record is pinned by hand to a configuration that is still a candidate, as far as it knows."""
+    is_former = fingerprint_of(record.head.config) in former_candidates(record.body)
+    return record.head.origin == "pinned" and not is_former
+
+
+def pin_beside(record: Record, verdict: Verdict) -> str:
+    """Return how a pinned configuration compares with the measured winner, as the end of a sentence."""
+    if not has_valid_pin(record):
+        return ", which is not a candidate any more, so the pin has no effect"
+    own = [r.value_s for r in verdict.ranking if r.measurement.config == record.head.config]
+    return f", measured at {ratio_text(own[0] / verdict.winner.value_s)} of the winner" if own else ""
+
+
+def of_candidates(body: Body) -> list[Measurement]:
+    """Return the measurements of whole tunings, without those of former candidates."""
+    former = former_candidates(body)
+    return [m for m in body.measurements if from_whole_tuning(m) and m.fingerprint not in former]
+
+
 def measured_for_choice(body: Body, measured: Sequence[Measurement] | None = None) -> list[Measurement]:
     """Return the measurements under the conditions of the winner, or else of the latest measurement.
 
     `measured` are the measurements to look at, if not all.
     """
-    measured = list(filter(from_whole_tuning, body.measurements)) if measured is None else measured
+    measured = of_candidates(body) if measured is None else measured
     winner, values_from = winner_of(body), values_of(body) or "call"
 
     def rank(m: Measurement) -> tuple[bool, bool, float]:

@@ -289,6 +289,7 @@ class EntryGuard(Generic[C]):
             return cast("C", entry.config)
         if (record := entry.record) is not None and record.head.origin == "pinned":
             beside = {**record.body.provenance, **_decision(tuned), "values_from": tuned.values_from}
+            beside |= self._former(call, tuned, record)
             self._write(replace(record.head, generation=generation), tuned.measurements, beside, record)
             # A pin outside of the candidates has no effect, but only `tunebook unpin` removes it.
             return cast("C", entry.config) if isinstance(entry, Trusted) else tuned.config
@@ -300,9 +301,16 @@ class EntryGuard(Generic[C]):
         provenance = _provenance(tuned, self._now_s())
         if verified is not None:
             provenance |= _restamped(verified.record, tuned, self._now_s())
-        provenance |= together
+        provenance |= {**together, **self._former(call, tuned, entry.record)}
         self._write(head, tuned.measurements, provenance, entry.record)
         return tuned.config
+
+    def _former(self, call: Call[C], tuned: Tuned[C], earlier: Record | None) -> dict[str, Json]:
+        """Return which configurations in a record are not candidates any more: they must not be shown as the winner."""
+        before = Body() if earlier is None else earlier.body
+        others = {m.fingerprint: m.config for m in before.measurements if m.fingerprint not in tuned.configs}
+        gone = sorted(others.keys() - self.members(call, others).keys()) if others else []
+        return {"former": [*gone]} if gone or "former" in before.provenance else {}
 
     def _write_verified(self, call: Call[C], record: Record, tuned: Tuned[C], generation: int) -> None:
         """Write down that a choice holds on made-up arguments too; it still rests on the caller's."""
