@@ -255,3 +255,70 @@ def test_a_tuning_that_remembers_the_failures_of_all_candidates_says_it_as_the_f
             tb.tune(total, 3)
         assert caught.value.summary == f"all 3 candidates failed alike: ValueError: no shared memory{suffix}"
         assert str(caught.value).count("at all") == 1
+
+
+def sloppy(path, **options):
+    """A kernel whose fastest candidate gives an output that is 5 % off; and the list of its runs."""
+    clock, ran = FakeClock(), []
+
+    def twice(x, *, config):
+        ran.append(config.way)
+        clock.spend({"right": 2, "slow": 3, "sloppy": 1}[config.way])
+        return x * (1.9 if config.way == "sloppy" else 2)
+
+    space = tb.Space(way=["right", "slow", "sloppy"])
+    kernel = tb.tunable(
+        twice, space=space, heuristic={"way": "right"}, name="twice", store=path, tuner=fake_tuner(clock), **options
+    )
+    return kernel, ran
+
+
+class TestAChangedCheck:
+    """A choice that passed another check is verified before it is used again."""
+
+    @pytest.fixture(
+        params=[{"tolerance": 1e-6}, {"reference": lambda x: x * 2}, {"check": "exact", "reference": lambda x: x * 2}],
+        ids=str,
+    )
+    def stricter(self, request):
+        return request.param
+
+    @pytest.fixture
+    def book(self, tmp_path):
+        kernel, _ = sloppy(tmp_path, tolerance=0.5)
+        kernel(X)
+        assert kernel.config_for(X)["way"] == "sloppy"
+        return tmp_path
+
+    @pytest.mark.promise("check-changed")
+    @pytest.mark.parametrize("on_demand", [False, True])
+    @pytest.mark.filterwarnings("ignore::tunebook.TunebookWarning")
+    def test_a_stricter_check_rejects_the_choice(self, book, stricter, on_demand):
+        kernel, _ = sloppy(book, **stricter)
+        if on_demand:
+            assert tb.tune(kernel, X, progress=False).config["way"] == "right"
+        assert kernel(X)[0] == 2
+        later, ran = sloppy(book, **stricter)
+        assert later(X)[0] == 2
+        assert ran == ["right"], "it is known now: the call runs once"
+
+    def test_a_choice_that_passes_is_kept_and_verified_once(self, book):
+        kernel, ran = sloppy(book, tolerance=0.4)
+        assert kernel(X)[0] == 1.9
+        assert "sloppy" in ran
+        later, ran = sloppy(book, tolerance=0.4)
+        assert later(X)[0] == 1.9
+        assert ran == ["sloppy"]
+
+    def test_a_frozen_program_says_that_the_check_has_changed(self, book, monkeypatch):
+        monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+        kernel, _ = sloppy(book, tolerance=1e-6)
+        with pytest.warns(tb.TunebookWarning, match="outputs were checked in another way when the entry was made"):
+            assert kernel(X)[0] == 1.9
+
+    def test_a_pin_is_not_questioned(self, book):
+        store = tb.stores.DirectoryStore(book)
+        (record,) = store.items()
+        store.put(pin(record, record.head.config))
+        kernel, ran = sloppy(book, tolerance=1e-6)
+        assert (kernel(X)[0], ran) == (1.9, ["sloppy"])

@@ -228,11 +228,13 @@ class TestKnownMeasurements:
         tuned, ran = self.again({"c": 0.1, "b": 0.05}, self.first({"a": 0.3, "b": 0.05, "c": 0.1}))
         assert (tuned.config, ran) == ("b", [])
 
+    @pytest.mark.promise("winner-gone")
     def test_without_their_winner_the_losers_race_each_other_but_for_the_hopeless(self):
         first = self.first({"winner": 0.1, "a": 0.4, "b": 0.43, "slow": 3.0})
         tuned, ran = self.again({"a": 0.4, "b": 0.43, "slow": 3.0}, first)
         assert (tuned.config, set(ran)) == ("a", {"a", "b"})
 
+    @pytest.mark.promise("winner-gone")
     def test_an_added_candidate_does_not_win_because_the_winner_is_gone(self):
         first = self.first({"winner": 0.1, "a": 0.4, "b": 0.5, "slow": 3.0})
         tuned, ran = self.again({"a": 0.4, "b": 0.5, "new": 2.5, "slow": 3.0}, first)
@@ -244,6 +246,7 @@ class TestKnownMeasurements:
             tuned, ran = self.again(costs, first)
             assert (tuned.config, ran) == ("a", [])
 
+    @pytest.mark.promise("winner-gone")
     def test_an_added_candidate_does_not_win_because_the_winner_fails_now(self):
         first = self.first({"winner": 0.1, "a": 0.4, "b": 0.5, "slow": 3.0})
         tuned, ran = self.again({"winner": OSError("gone"), "a": 0.4, "b": 0.5, "new": 2.5, "slow": 3.0}, first)

@@ -11,7 +11,7 @@ from tunebook._arrays.device_families import family_of
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.vocabulary import Trust
 from tunebook._selection.recorded_decision import has_code
-from tunebook._selection.trusted_entries import Trusted
+from tunebook._selection.trusted_entries import CHECKED_OTHERWISE, Trusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -25,7 +25,7 @@ C = TypeVar("C")
 
 _ORDER: Final[tuple[Trust, ...]] = get_args(Trust)
 _REASONS: Final[dict[Trust, str]] = {
-    "versions": "it was made under {environment}",
+    "versions": "{made}",
     "candidates": "the kernel had other candidates then",
     "code": "the kernel had other code then",
     "family": "it was made on {device}",
@@ -80,7 +80,8 @@ def _answers(
         outdated = entry.outdated is not None
         same_code = has_code(own.head, call.kernel.code_checksum)
         rung: Trust = "versions" if outdated else "candidates" if same_code else "code"
-        yield rung, found, {"environment": own.head.environment}
+        same = own.head.environment in ("", call.kernel.environment(call.inv))
+        yield rung, found, {"made": CHECKED_OTHERWISE if same else f"it was made under {own.head.environment}"}
     if "family" not in rungs and "near" not in rungs:
         return
     records = [r for r in book.records(call.problem.op) if r.head.decided]

@@ -30,7 +30,7 @@ from tunebook._selection.recorded_decision import (
 )
 from tunebook._space.space import Config, Space
 from tunebook._statistics.decide import OBJECTIVES
-from tunebook._tuning.job import DIED, History, host_name, is_believed
+from tunebook._tuning.job import CHECKED_BY, DIED, History, host_name, is_believed
 from tunebook._tuning.plan import TOGETHER
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ C = TypeVar("C")
 # Measurements under other code or in other environments are kept, because a later one may return to them; but an
 # entry that is tuned anew after every edit must not grow without end.
 KEPT_MEASUREMENTS: Final = 2000
+CHECKED_OTHERWISE: Final = "outputs were checked in another way when the entry was made"
 _INDEXES: Final = 64
 _LISTED_S: Final = 30.0
 
@@ -132,9 +133,11 @@ class EntryGuard(Generic[C]):
         except CodecError as error:
             return Refused(f"the entry is not a configuration of this kernel: {error}", record)
         environment = call.kernel.environment(call.inv)
-        if isinstance(entry, Trusted) and head.environment not in {"", environment}:
-            reason = f"the entry was made under {head.environment}; this is {environment}, so it must be verified first"
-            return Refused(reason, record, entry)
+        reason = CHECKED_OTHERWISE if _is_checked_otherwise(call, record) else ""
+        if head.environment not in {"", environment}:
+            reason = f"the entry was made under {head.environment}; this is {environment}"
+        if isinstance(entry, Trusted) and reason:
+            return Refused(f"{reason}, so it must be verified first", record, entry)
         return entry
 
     def match(self, call: Call[C], record: Record, checksum: str) -> Trusted[C] | Refused[C]:
@@ -246,7 +249,7 @@ class EntryGuard(Generic[C]):
         code, environment = call.kernel.code_checksum, call.kernel.environment(call.inv)
         valid = [m for m in body.measurements if m.code == code and m.failure is None]
         here = {m.fingerprint for m in valid if m.environment == environment}
-        nothing_new = here.issuperset(m.fingerprint for m in valid)
+        nothing_new = here.issuperset(m.fingerprint for m in valid) and not _is_checked_otherwise(call, found.record)
         return None if winner_of(body) is None or (nothing_new and not again) else found
 
     def stands(self, call: Call[C], entry: Trusted[C] | Refused[C], values_from: str) -> Trusted[C] | None:
@@ -316,7 +319,8 @@ class EntryGuard(Generic[C]):
         """Write down that a choice holds on made-up arguments too; it still rests on the caller's."""
         here = call.kernel.environment(call.inv) if record.head.environment else ""
         provenance = {**record.body.provenance, **_restamped(record, tuned, self._now_s())}
-        head = replace(record.head, environment=here, generation=generation)
+        extra = {**record.head.extra, **_checked_by(call)}
+        head = replace(record.head, environment=here, generation=generation, extra=extra)
         self._write(head, tuned.measurements, provenance, record)
 
     def publish_failures(
@@ -361,6 +365,7 @@ class EntryGuard(Generic[C]):
             origin="tuned",
             environment=call.kernel.environment(call.inv),
             generation=generation,
+            extra=_checked_by(call),
         )
 
     def _write(
@@ -373,9 +378,22 @@ class EntryGuard(Generic[C]):
         known = sorted((m for m in before.measurements if identity(m) not in fresh), key=lambda m: m.when, reverse=True)
         kept = (*written, *known[: max(0, KEPT_MEASUREMENTS - len(written))])
         body = Body(measurements=kept, provenance=provenance, extra=before.extra)
-        record = Record(head if earlier is None else replace(head, extra=earlier.head.extra), body)
+        extra = {} if earlier is None else {n: value for n, value in earlier.head.extra.items() if n != CHECKED_BY}
+        record = Record(replace(head, extra={**extra, **head.extra}), body)
         self._listed.pop(head.problem.op, None)
         self.persistent.write(record.fitted())
+
+
+def _checked_by(call: Call[Any]) -> dict[str, Json]:
+    """Return the digest of the check that a choice has passed, for its head; empty if it was the default one."""
+    return {CHECKED_BY: digest} if (digest := call.kernel.check_checksum) else {}
+
+
+def _is_checked_otherwise(call: Call[Any], record: Record) -> bool:
+    """Whether the author has changed `reference=`, `check=` or `tolerance=` since a choice passed the check."""
+    head = record.head
+    tuned = head.origin == "tuned" and head.checksum  # others never passed a check
+    return bool(tuned) and head.extra.get(CHECKED_BY, "") != call.kernel.check_checksum
 
 
 def _says_less(tuned: Tuned[Any], earlier: Body, *, again: bool) -> bool:

@@ -47,7 +47,7 @@ _MESSAGE_HEAD, _MESSAGE_TAIL = 3000, 1000
 HOST: Final = "host"  # in a measurement: where a failure was seen that other hosts need not have
 # The fraction of a budget after which no further candidate is tried: the rest is for racing the tried ones.
 TRYING: Final = 0.6
-_CHECK: Final = "checked_by"  # in a measurement: the digest of the check that rejected the output
+CHECKED_BY: Final = "checked_by"  # in a measurement and a head: the digest of the check of the output
 REJECTED: Final = frozenset({"wrong-result", "nan"})  # kinds of failures: it ran, and its output was wrong
 PROGRAM: Final = "program"  # in a measurement: the digest of the candidate's compiled program
 _AMOUNT: Final = r"(\d+(?:\.\d*)?|\.\d+)\s*"
@@ -234,7 +234,7 @@ class Conditions(NamedTuple):
     mode: str = "forward"
     values_from: ValuesFrom = "call"
     at: str = ""  # the sizes of the arguments, if the call is in a bucket with others
-    checked_by: Callable[[], str] = str  # the digest of the check: a changed check may accept a rejected output
+    checked_by: Callable[[], str] = str  # the digest of the check: a changed one may accept or reject other outputs
 
 
 class Job(NamedTuple, Generic[Cfg]):
@@ -417,8 +417,8 @@ class CandidateSet(Generic[Cfg]):
         """Whether a measurement was made under the conditions of this tuning."""
         if (m.code, m.policy, m.environment) != (self._conditions.code, self._policy, self._conditions.environment):
             return False
-        rejected = m.failure is not None and m.failure.kind in REJECTED
-        return not rejected or m.extra.get(_CHECK, "") == self._conditions.checked_by()
+        unchecked = m.failure is not None and m.failure.kind not in REJECTED
+        return unchecked or m.extra.get(CHECKED_BY, "") == self._conditions.checked_by()
 
     def record(
         self,
@@ -452,9 +452,9 @@ class CandidateSet(Generic[Cfg]):
 
     def _remarks(self, failure: Failure | None, compiled: Compiled | None) -> dict[str, Json]:
         program = None if compiled is None else compiled.program
-        check = self._conditions.checked_by() if failure is not None and failure.kind in REJECTED else ""
+        check = self._conditions.checked_by() if failure is None or failure.kind in REJECTED else ""
         host = "" if failure is None or failure.is_lasting else host_name()
-        return {name: text for name, text in ((PROGRAM, program), (_CHECK, check), (HOST, host)) if text}
+        return {name: text for name, text in ((PROGRAM, program), (CHECKED_BY, check), (HOST, host)) if text}
 
     def copy(self, original: str, name: str, compile_s: float | None) -> Measurement:
         """Keep the measurement of a candidate for another that compiles to the same program, and return it."""
