@@ -1,8 +1,9 @@
 """A model of times over sizes: a configuration for sizes that were never tuned, and a bound of its regret.
 
 Each configuration has a model of its own, of the logarithm of its time. Its first part is a sum of products that times
-are made of (launches, waves of blocks, steps of a loop, bytes), with weights that are not negative; which axis is the
-block of which size is found by trying. A Gaussian process then learns how times differ from this sum. Predictions for
+are made of (launches, waves of blocks, steps of a loop, whole blocks and the rest, bytes), with weights that are not
+negative; which axis, or product of two axes, is the block of which size is found by trying. A Gaussian process then
+learns how times differ from this sum. Predictions for
 problems that are left out of the data are exact, and need no further fit of the process. The bound is the 95 % quantile
 of the regrets there (conformal prediction), so it holds for that part of problems like them, no matter how good the
 model is.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import math
 from itertools import combinations, permutations
+from itertools import product as product_of
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.errors import require
@@ -39,6 +41,9 @@ _ALIKE: Final = 1.1  # if their errors are at most so many times the smallest
 _WORTH: Final = 0.985  # a change of the structure must lower the error to this part
 _MISSING: Final = 1e6  # the variance of a time that was not taken
 _FOLDS: Final = 8
+_COMPARING_FOLDS: Final = 4
+# The roles of blocks of one axis, and of two: threads of a block times the work of each, lanes times vectors.
+_ROLES: Final = {1: ("launch", "loop", "split"), 2: ("launch", "split")}
 _DRAWS: Final = 256
 _LEAST_SCALE: Final = 1e-3  # regrets below this are noise
 # How much similarity falls with a difference in each kind of input, the noise beside a variance of 1, and roughness;
@@ -47,11 +52,15 @@ _SCALES: Final = {"wave": 0.3, "full": 0.5, "steps": 0.2, "waste": 0.2, "size": 
 
 
 class Block(NamedTuple):
-    """An axis that divides a size into blocks: these are launched side by side, or are the steps of a loop."""
+    """One or two axes whose product divides a size into blocks.
 
-    axis: str
+    Blocks are launched side by side ("launch"), are the steps of a loop ("loop"), or are computed one after the other,
+    and the rest of the size in another way ("split"), as C programs for a processor do it.
+    """
+
+    axes: tuple[str, ...]
     size: int
-    looped: bool
+    role: str
 
 
 class Structure(NamedTuple):
@@ -221,11 +230,15 @@ class Measured(NamedTuple):
         np = self.np
         blocks, steps = np.ones((2, len(self.times), len(sizes)))
         for block in structure.blocks:
-            count = np.ceil(sizes[None, :, block.size] / self.axes[block.axis][:, None])
-            blocks, steps = (blocks, steps * count) if block.looped else (blocks * count, steps)
+            count = np.ceil(sizes[None, :, block.size] / self._length(block))
+            blocks = blocks * count if block.role == "launch" else blocks
+            steps = steps * count if block.role == "loop" else steps
         for size in structure.launched:
             blocks = blocks * sizes[None, :, size]
         return blocks, steps
+
+    def _length(self, block: Block) -> Any:
+        return self.np.prod([self.axes[axis] for axis in block.axes], 0)[:, None]
 
     def products(self, structure: Structure, sizes: Any) -> Any:
         """Return the parts that a time may be made of: an array by configuration, problem and product."""
@@ -238,7 +251,17 @@ class Measured(NamedTuple):
         found += [factor * size for factor in (waves, blocks) for size in plain]
         found += [a * b for a, b in combinations(plain, 2)]
         found += [np.prod(plain, 0)] if len(plain) > 2 else []
-        return np.stack(found, 2)
+        return np.stack([*found, *self._split(structure, plain)], 2)
+
+    def _split(self, structure: Structure, plain: Sequence[Any]) -> Iterator[Any]:
+        """Yield the products of parts of sizes where blocks split one: whole blocks, the rest, whether there is one."""
+        split = {block.size: self._length(block) for block in structure.blocks if block.role == "split"}
+        parts = [[size**0, size] for size in plain]
+        for place, length in split.items():
+            whole, rest = plain[place] // length, plain[place] % length
+            parts[place] = [rest**0, whole, rest, (rest > 0).astype(float)]
+        for factors in product_of(*parts) if split else ():
+            yield self.np.prod(factors, 0)
 
     def inputs(self, structure: Structure, sizes: Any) -> tuple[Any, list[str]]:
         """Return the inputs of the process, an array by configuration, problem and input; and the kind of each."""
@@ -247,10 +270,10 @@ class Measured(NamedTuple):
         waves = np.ceil(blocks / self.cores)
         found = [("wave", waves), ("full", waves * self.cores / blocks)]
         for block in structure.blocks:
-            length, size = self.axes[block.axis][:, None], sizes[None, :, block.size]
+            length, size = self._length(block), sizes[None, :, block.size]
             count = np.ceil(size / length)
-            found += [("steps", count)] if block.looped else []
-            found.append(("waste", count * length / size))
+            found += [("steps", count)] if block.role == "loop" else []
+            found.append(("waste", 1 + size % length / size if block.role == "split" else count * length / size))
         found += [("size", np.broadcast_to(size, blocks.shape)) for size in sizes.T]
         return np.log2(np.stack([values for _, values in found], 2)), [kind for kind, _ in found]
 
@@ -335,7 +358,7 @@ def _best_structures(data: Measured, sizes: int) -> list[Structure]:
 
     def error(structure: Structure) -> float:
         if structure not in errors:
-            errors[structure] = _relative_error(np, _StructureModel(some, structure, _SCALES).missed, some.weights)
+            errors[structure] = _relative_error(np, _missed_by(some, structure), some.weights)
         return errors[structure]
 
     while True:
@@ -346,21 +369,32 @@ def _best_structures(data: Measured, sizes: int) -> list[Structure]:
         structure = changed
 
 
+def _missed_by(data: Measured, structure: Structure) -> Any:
+    """Return the errors of a structure's model in problems that are left out of its sums too."""
+    # In the problems that they were fitted to, sums of more products have smaller errors in any case.
+    np, model = data.np, _StructureModel(data, structure, _SCALES)
+    missed = np.empty_like(data.times)
+    for fold in range(_COMPARING_FOLDS):
+        left_out = np.arange(fold, len(data.sizes), _COMPARING_FOLDS)
+        missed[:, left_out] = np.log(data.times[:, left_out]) - model.without(left_out)[0]
+    return missed
+
+
 def _changes(structure: Structure, axes: Sequence[str], sizes: Sequence[int]) -> Iterator[Structure]:
-    for axis in axes:
-        others = tuple(block for block in structure.blocks if block.axis != axis)
-        yield structure._replace(blocks=others)
-        for size in sizes:
-            for looped in (False, True):
-                yield structure._replace(blocks=tuple(sorted((*others, Block(axis, size, looped)))))
+    for names, roles in _ROLES.items():
+        for together in combinations(axes, names):
+            others = tuple(block for block in structure.blocks if not set(together) & set(block.axes))
+            yield structure._replace(blocks=others)
+            for size, role in product_of(sizes, roles):
+                yield structure._replace(blocks=tuple(sorted((*others, Block(together, size, role)))))
     for size in sizes:
         yield structure._replace(launched=structure.launched ^ {size})
     if not structure.blocks:  # neither side of a grid tells much without the other
         for one, other in permutations(sizes, 2):
             for axis in axes:
-                yield Structure((Block(axis, one, looped=False),), frozenset({other}))
+                yield Structure((Block((axis,), one, "launch"),), frozenset({other}))
             for a, b in combinations(axes, 2):
-                yield Structure(tuple(sorted((Block(a, one, looped=False), Block(b, other, looped=False)))))
+                yield Structure(tuple(sorted((Block((a,), one, "launch"), Block((b,), other, "launch")))))
 
 
 def _varying(examples: Sequence[Example]) -> list[str]:
