@@ -14,7 +14,7 @@ import pytest
 
 import tunebook as tb
 from tunebook._base.errors import DefinitionError
-from tunebook._kernel.output_check import Comparison, comparison, difference
+from tunebook._kernel.output_check import Comparison, as_mismatch, comparison, difference
 
 ONES = np.ones(4, np.float32)
 
@@ -361,6 +361,15 @@ LIBRARIES = {
     "jax": lambda: pytest.importorskip("jax.numpy"),
     "torch": lambda: pytest.importorskip("torch"),
 }
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_truth_of_a_comparison_in_any_library_is_the_result_of_a_check(library):
+    ones = LIBRARIES[library]().ones(3)
+    assert as_mismatch((ones == 1).all()) is None
+    assert as_mismatch((ones == 2).all()).message == "the check rejected the output"
+    with pytest.raises(DefinitionError, match=f"the check returned a value of type {type(ones).__name__}; return True"):
+        as_mismatch(ones == 1)
 
 
 @pytest.mark.parametrize("result", ["bare", "float", "tuple"])

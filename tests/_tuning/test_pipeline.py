@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -234,6 +235,87 @@ class TestCheck:
     def test_a_comparison_of_ones_own(self):
         lost = self.lost(self.WAYS, heuristic={"way": "same"}, check=lambda output, _: len(output) == 4)
         assert set(lost) == {"short"}
+
+    @pytest.mark.parametrize("returned", [None, True, np.True_, np.array(True), np.array([1.0]).max() > 0])
+    def test_a_check_says_that_an_output_is_right(self, returned):
+        assert self.lost({"a": np.copy, "b": np.copy}, reference=np.copy, check=lambda *_: returned) == {}
+
+    @pytest.mark.parametrize("model", [{"heuristic": {"way": "same"}}, {"reference": lambda x: x * 2}])
+    @pytest.mark.parametrize(
+        ("said", "reason"),
+        [
+            (False, "the check rejected the output"),
+            (np.False_, "the check rejected the output"),
+            (np.array(False), "the check rejected the output"),
+            ("too far off", "too far off"),
+        ],
+    )
+    def test_a_check_says_that_an_output_is_wrong(self, said, reason, model):
+        ways = {"same": lambda x: x * 2, "off": lambda x: x * 3}
+        tuned = self.tunable(ways, check=lambda output, _: output[0] == 2 or said, **model)
+        (failure,) = [m.failure for m in tuned.measurements if m.failure is not None]
+        assert failure.kind == "wrong-result"
+        assert failure.message.startswith(f"{reason}, unlike the ")
+
+    def test_an_assertion_of_a_check_that_does_not_hold_is_a_wrong_output_with_its_first_line(self):
+        tuned = self.tunable(self.WAYS, reference=lambda x: x * 2, check=np.testing.assert_allclose)
+        lost = {tuned.configs[m.fingerprint].way: m.failure for m in tuned.measurements if m.failure is not None}
+        kinds = {way: failure.kind for way, failure in lost.items()}
+        assert kinds == dict.fromkeys(("off", "nan", "short"), "wrong-result")
+        assert lost["off"].message == "Not equal to tolerance rtol=1e-07, atol=0, unlike the reference"
+
+        def bare(output, right):
+            if output.shape != right.shape:
+                raise AssertionError  # as `assert` does, which pytest would give a text
+
+        tuned = self.tunable(self.WAYS, heuristic={"way": "same"}, check=bare)
+        (failure,) = [m.failure for m in tuned.measurements if m.failure is not None]
+        assert failure.message.startswith("the check rejected the output, unlike the heuristic's")
+
+    @pytest.mark.parametrize("isolate", ["never", "always"])
+    @pytest.mark.parametrize("model", [{"heuristic": {"way": "same"}}, {"reference": lambda x: x * 2}, {}])
+    @pytest.mark.parametrize(
+        ("returned", "named"),
+        [
+            (0.0, "float (0.0)"),
+            (1, "int (1)"),
+            (np.float64(0.5), "float64 (np.float64(0.5))"),
+            ("", "str ('')"),
+            (np.array([True, True]), "ndarray"),
+            ({}, "dict"),
+        ],
+        ids=str,
+    )
+    def test_a_check_that_returns_anything_else_is_an_error_that_names_it(self, returned, named, model, isolate):
+        policy = tb.AutotunePolicy(isolate=isolate)
+        with pytest.raises(tb.DefinitionError) as failed:
+            self.tunable(self.WAYS, check=lambda *_: returned, policy=policy, **model)
+        assert str(failed.value) == (
+            f"check= of 'checked' returned a value of type {named}; return True for a right output, and False or a "
+            "text with the reason for a wrong one"
+        )
+
+    @pytest.mark.parametrize("isolate", ["never", "always"])
+    def test_an_error_of_a_check_is_not_a_candidates(self, tmp_path, isolate):
+        @tb.tunable(
+            space=tb.Space(way=[1, 2]),
+            heuristic={"way": 1},
+            name="checked",
+            store=tmp_path,
+            check=lambda output, right: output[0] == right,
+            policy=tb.AutotunePolicy(isolate=isolate),
+        )
+        def kernel(x, *, config):
+            return 1
+
+        for ask in (kernel, partial(tb.tune, kernel)):
+            with pytest.raises(tb.DefinitionError, match="check= of 'checked' raised TypeError: 'int' object is not"):
+                ask(ONES)
+        assert kernel.explain(ONES).record is None, "an error of the check says nothing about candidates"
+
+    def test_a_search_ends_with_an_error_of_the_check_too(self):
+        with pytest.raises(tb.DefinitionError, match="check= of 'checked' raised ValueError: mine"):
+            self.tunable(self.WAYS, heuristic={"way": "same"}, check=_raise_value_error, strategy="random")
 
     def test_nothing_is_checked_if_so_asked(self):
         assert self.lost(self.WAYS, heuristic={"way": "same"}, check=False) == {}

@@ -131,7 +131,7 @@ class FunctionKernel(Kernel[Any, Any]):
         self.layout: Final = options.get("layout", True)
         self.reference: Final = options.get("reference")
         self._check, self._tolerance = options.get("check", True), options.get("tolerance")
-        self._compare = comparison(self._check, self._tolerance)
+        self._compare = comparison(self._check, self._tolerance, self.op_id)
         self.checks = self._compare is not None
         self.mutates = None if mutates is None else self._known_names("mutates", mutates)
         self._inputs, self._compile = options.get("inputs"), options.get("compile")

@@ -138,10 +138,11 @@ def tunable(
 
     The output of every candidate is checked before its time counts: against the output of `reference`, or else of the
     heuristic's configuration, or else of most candidates. `tolerance` is relative to the largest value: one number, or
-    one per name of a dtype. `check="exact"` asks for equal bits, False checks nothing, and a function of the output and
-    the expected output returns the difference. `mutates` names arguments that runs write to; the others are compared
-    with copies. `inputs` is a function of made-up arguments that returns valid ones, for tuning without a caller's: in
-    a trace, from a recording, in the background, or by `tunebook verify`.
+    one per name of a dtype. `check="exact"` asks for equal bits, and False checks nothing. A function of the output and
+    the expected output returns True if the output is right, and False or a text with the reason if it is wrong.
+    `mutates` names arguments that runs write to; the others are compared with copies. `inputs` is a function of made-up
+    arguments that returns valid ones, for tuning without a caller's: in a trace, from a recording, in the background,
+    or by `tunebook verify`.
 
     `compile` prepares one configuration; several calls of it run at once while other candidates are measured. `prune`
     gets the candidates and the arguments, and returns the candidates worth a try. Of these the `keep` cheapest are

@@ -12,7 +12,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 Origin: TypeAlias = Literal["tuned", "imported", "pinned"]
 """The origin of a stored configuration. A heuristic is missing here, since a guess is never stored."""
 
-FailureKind: TypeAlias = Literal["compile", "launch", "timeout", "crash", "memory", "wrong-result", "nan"]
+# "check" is an error of the check of outputs itself, seen in calls that try candidates; it ends any other tuning.
+FailureKind: TypeAlias = Literal["compile", "launch", "timeout", "crash", "memory", "wrong-result", "nan", "check"]
 
 # How far an entry may be from the call that it answers, the nearest first.
 Nearness: TypeAlias = Literal["ratio", "difference", "below"]  # how a table measures the distance of two numbers

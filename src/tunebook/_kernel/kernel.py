@@ -22,7 +22,7 @@ from tunebook._code.checksum import candidates_checksum, read_members
 from tunebook._code.deferred import refuse_deferred
 from tunebook._code.values import measured_names
 from tunebook._kernel.measure import measure_of
-from tunebook._kernel.output_check import Comparison, difference
+from tunebook._kernel.output_check import Comparison, OwnCheck, difference
 from tunebook._keys.call_key import call_key, fast_key_of
 from tunebook._statistics.decide import objective_name
 
@@ -239,7 +239,7 @@ class KernelOperations(ShownByOp, Generic[Cfg, Out]):
         own: Compare | None = getattr(self, "compare", None)
         if own is None or getattr(own, "__func__", None) is Kernel.compare:
             return Comparison().on((inv.args, inv.kwargs))
-        return own
+        return OwnCheck(own, f"compare of {self.op_id!r}")
 
     @property
     def check_checksum(self) -> str:
@@ -415,7 +415,7 @@ class Kernel(KernelOperations[Cfg, Out]):
         return None
 
     def compare(self, output: Any, expected: Any) -> Any:
-        """Return the difference between an output and the heuristic's output, or None if they agree.
+        """Return None or True if an output agrees with the heuristic's output, else False or a text with the reason.
 
         Used while tuning if `checks` is True and `checker` returns None. By default numbers may differ by a tolerance
         that follows from the dtypes and sizes of the arguments.

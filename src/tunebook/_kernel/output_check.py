@@ -10,10 +10,12 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from tunebook._arrays.describe import ATOMS, arrays_in, is_array, map_leaves, parts_of, walk
 from tunebook._arrays.library import dtype_name, library_of
-from tunebook._base.errors import DefinitionError
+from tunebook._base.errors import DefinitionError, text_of
 
-Compare: TypeAlias = "Callable[[Any, Any], Mismatch | str | bool | None]"
-"""Called with an output and the right output; returns None or True if they agree, else the difference."""
+Compare: TypeAlias = "Callable[[Any, Any], Any]"
+"""Called with an output and the right output; returns None or True if they agree, else False, a reason, a `Mismatch`.
+
+Any: the truth of a comparison has a type of its own in each array library."""
 
 Tolerance: TypeAlias = "float | Mapping[str, float]"
 
@@ -42,13 +44,52 @@ class Mismatch(NamedTuple):
     message: str
 
 
-def as_mismatch(said: Mismatch | str | bool | None, remark: str = "") -> Mismatch | None:  # noqa: FBT001 - a check's
-    """Return the result of a check in one form; a text of the check is kept."""
-    if said is None or said is True:
+class CheckError(DefinitionError):
+    """A check of outputs failed itself, so it says nothing about the output, and the tuning ends."""
+
+
+_ANSWERS: Final = "return True for a right output, and False or a text with the reason for a wrong one"
+_REJECTED: Final = Mismatch("wrong-result", "the check rejected the output")
+
+
+def as_mismatch(result: Any, remark: str = "", check: str = "the check") -> Mismatch | None:
+    """Return the result of a check in one form; `CheckError` if it is not the result of a check.
+
+    >>> as_mismatch(True), as_mismatch("too far off", "unlike the reference").message
+    (None, 'too far off, unlike the reference')
+    """
+    if _dtype_of(result) == "bool" and result.shape == ():  # a comparison in any array library
+        result = bool(result)
+    if result is None or result is True:
         return None
-    if not isinstance(said, Mismatch):
-        said = Mismatch("wrong-result", said if isinstance(said, str) else "the check rejected the output")
-    return said._replace(message=f"{said.message}, {remark}") if remark else said
+    if result is False:
+        wrong = _REJECTED
+    elif isinstance(result, str) and result:
+        wrong = _wrong(result)
+    elif isinstance(result, Mismatch):
+        wrong = result
+    else:
+        value = f" ({result!r:.60})" if is_scalar(result) and not is_array(result) else ""
+        raise CheckError(f"{check} returned a value of type {type(result).__name__}{value}; {_ANSWERS}")
+    return wrong._replace(message=f"{wrong.message}, {remark}") if remark else wrong
+
+
+class OwnCheck:
+    """A check of the author's. An `AssertionError` says that the output is wrong, any other error is a `CheckError`."""
+
+    def __init__(self, check: Callable[[Any, Any], Any], name: str) -> None:
+        self._check, self._name = check, name
+
+    def __call__(self, output: Any, expected: Any) -> Mismatch | None:
+        try:
+            said = self._check(output, expected)
+        except AssertionError as error:
+            reason = str(error).strip().partition("\n")[0]  # of numpy.testing it begins with an empty line
+            return _wrong(reason) if reason else _REJECTED
+        except Exception as error:
+            raised = f"{self._name} raised {type(error).__name__}: {text_of(error)}"
+            raise CheckError(f"{raised}; it is called with (output, right output); {_ANSWERS}") from error
+        return as_mismatch(said, check=self._name)
 
 
 class Comparison:
@@ -110,10 +151,15 @@ def _format(dtype: str) -> str:
     return _SAME_FORMAT.get(name, name)
 
 
-def comparison(check: bool | str | Compare, tolerance: Tolerance | None = None) -> Compare | None:  # noqa: FBT001
+def comparison(
+    check: bool | str | Compare,  # noqa: FBT001 - as the user wrote it
+    tolerance: Tolerance | None = None,
+    of: str = "",
+) -> Compare | None:
     """Return how outputs are compared: by dtype, within a tolerance, "exact" to the bit, or as a function says.
 
-    False is not at all. A tolerance is relative to the largest value, and may be given by the name of a dtype.
+    False is not at all. A tolerance is relative to the largest value, and may be given by the name of a dtype. `of` is
+    the kernel, for errors.
     """
     if tolerance is not None and check is not True:
         raise DefinitionError(f"tolerance={tolerance!r} is for check=True, and check={check!r}; leave one of them out")
@@ -129,7 +175,7 @@ def comparison(check: bool | str | Compare, tolerance: Tolerance | None = None) 
     if check == "exact":
         return Comparison(exact=True)
     if callable(check):
-        return check
+        return OwnCheck(check, f"check= of {of!r}" if of else "check=")
     raise DefinitionError(f'check={check!r}: write True, False, "exact", or a function of an output and the right one')
 
 

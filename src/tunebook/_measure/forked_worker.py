@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
 
 from tunebook._base.errors import Unsupported, text_of
 from tunebook._base.vocabulary import Failure
+from tunebook._kernel.output_check import CheckError
 from tunebook._measure.stopwatch import Runner, Trial, failed
 
 if TYPE_CHECKING:
@@ -195,6 +196,8 @@ class Isolated(Runner):
 
     def sample(self, index: int, runs: int) -> Trial:
         samples_s, failure, remote = self._worker.sample(index, runs)
+        if failure is not None and failure.kind == "check":
+            raise CheckError(failure.message)
         if failure is not None:
             error = RuntimeError(failure.message)
             if remote:

@@ -18,7 +18,7 @@ from tunebook._arrays.library import library_of
 from tunebook._arrays.made_up import duplicate
 from tunebook._base.errors import CompileError, DefinitionError, text_of
 from tunebook._base.vocabulary import Failure, FailureKind
-from tunebook._kernel.output_check import Mismatch, as_mismatch, is_scalar
+from tunebook._kernel.output_check import CheckError, Mismatch, as_mismatch, is_scalar
 from tunebook._measure.argument_restore import Restorer, refuse_iterators
 from tunebook._measure.host_caches import empty_caches
 from tunebook._statistics.decide import DEVICE_CLOCKS
@@ -225,6 +225,8 @@ def failed(error: Exception) -> Trial:
         kind = "compile"
     elif isinstance(error, TimeoutError):
         kind = "timeout"
+    elif isinstance(error, CheckError):
+        return Trial(failure=Failure(kind="check", message=text), error=error)
     return Trial(failure=Failure(kind=kind, message=f"{type(error).__name__}: {text}"), error=error)
 
 
@@ -300,9 +302,7 @@ class Launches(Generic[Cfg]):
         self.arguments.restore()
         if not self.arguments.has_changes:
             return False
-        if (
-            len(self._sets) > 1 and not self._kept
-        ):  # no copy has been changed yet: a checked run is seen to change first
+        if len(self._sets) > 1 and not self._kept:  # no copy has changed yet: a checked run is seen to change first
             self._kept = [Restorer(each) for each in self._sets[1:]]
         if self._turn:
             self._kept[self._turn - 1].notice()
@@ -475,6 +475,8 @@ class InProcess(Runner):
                 check = partial(model, launches, index)  # noqa: PLW2901 - in place of the missing one
             with Attempt() as attempt:
                 attempt.trial = first_trial(launches(index), self._stopwatch, check)
+            if isinstance(attempt.trial.error, CheckError):
+                raise attempt.trial.error
             launches.arguments.notice()
             seconds.append(attempt.trial.sample_s)
             if attempt.trial.failure is None:

@@ -35,6 +35,7 @@ FAILED: Final[Mapping[FailureKind, str]] = {
     "memory": "out of memory",
     "wrong-result": "wrong",
     "nan": "gave NaN",
+    "check": "not checked",
 }
 
 
