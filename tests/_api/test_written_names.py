@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from dataclasses import dataclass
 
 import pytest
@@ -231,3 +233,47 @@ def test_a_slip_in_an_option_of_a_tuning_names_the_option(verb):
 def test_a_misspelt_value_of_an_option_is_an_error_with_the_nearest_value(option, meant):
     with pytest.raises(tb.DefinitionError, match=f"; did you mean '{meant}'"):
         tb.tunable(lambda n, *, config: n, space=[{"n": 1}], **option)
+
+
+def _overlaid(matmul):
+    with matmul.overlay(blok=64):
+        matmul(1)
+
+
+MISTAKES = {
+    "config": (None, lambda matmul: matmul(1, config={"blok": 64})),
+    "overlay": (None, _overlaid),
+    "pin": ("TUNEBOOK_PIN=mm:blok=64", lambda matmul: matmul(1)),
+    "pin, config_for": ("TUNEBOOK_PIN=mm:blok=64", lambda matmul: matmul.config_for(1)),
+    "pin, explain": ("TUNEBOOK_PIN=mm:blok=64", lambda matmul: matmul.explain(1)),
+    "mode": ("TUNEBOOK_MODE=frosen", lambda matmul: matmul(1)),
+    "mode, config_for": ("TUNEBOOK_MODE=frosen", lambda matmul: matmul.config_for(1)),
+    "mode, tune": ("TUNEBOOK_MODE=frosen", lambda matmul: tb.tune(matmul, 1)),
+    "mode, verify": ("TUNEBOOK_MODE=frosen", lambda matmul: tb.verify(matmul, 1)),
+    "mode, tune_together": ("TUNEBOOK_MODE=frosen", lambda matmul: tb.tune_together(matmul, [(1,)])),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_of_the_program_shows_the_lines_of_the_program_alone(mistake, monkeypatch):
+    setting, make = MISTAKES[mistake]
+    if setting is not None:
+        monkeypatch.setenv(*setting.split("=", 1))
+    with pytest.raises(tb.DefinitionError, match=r"blok|frosen") as failed:
+        make(kernel())
+    printed = "".join(traceback.format_exception(failed.value))
+    assert "test_written_names.py" in printed
+    assert not re.findall(r"tunebook/_.*", printed)
+
+
+def test_the_errors_of_an_authors_function_show_its_lines_alone():
+    def broken(*_):
+        raise KeyError("mine")
+
+    for option in ("prune", "check"):
+        with pytest.raises(tb.DefinitionError, match=f"{option}= of 'mm' raised KeyError: 'mine'") as failed:
+            kernel(**{option: broken})(1)
+        printed = "".join(traceback.format_exception(failed.value))
+        assert "in broken" in printed
+        assert "\ntunebook.DefinitionError: " in printed
+        assert not re.findall(r"tunebook/_.*", printed)

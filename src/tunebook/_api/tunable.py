@@ -10,7 +10,7 @@ from tunebook._api.bound_method import TunableMethod, is_method
 from tunebook._api.function_kernel import FunctionKernel, TunableOptions
 from tunebook._api.option_checks import check_function, check_options
 from tunebook._arrays.library import load_adapters
-from tunebook._base.errors import DefinitionError, TunebookError, TuningFailed, clean, did_you_mean
+from tunebook._base.errors import DefinitionError, ProgramsLines, TunebookError, TuningFailed, clean, did_you_mean
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._kernel.kernel import Kernel
@@ -61,12 +61,14 @@ def build(kernel: FunctionKernel, options: TunableOptions) -> Tunable[Any]:
     def explain(*args: Any, **kwargs: Any) -> Explanation:
         from tunebook._api.explain import explain_call  # noqa: PLC0415 - loaded late: 3 ms
 
-        return explain_call(selector, kernel.call(args, kwargs), kernel)
+        with ProgramsLines():
+            return explain_call(selector, kernel.call(args, kwargs), kernel)
 
     def overlay(config: object = None, /, **values: Any) -> Scope:
         if (config is None) == (not values):
             raise DefinitionError("overlay takes one configuration: overlay(block_m=32, ...) or overlay(config)")
-        return overlay_op(kernel.op_id_v, kernel.overlay_cfg(values if config is None else config))
+        with ProgramsLines():
+            return overlay_op(kernel.op_id_v, kernel.overlay_cfg(values if config is None else config))
 
     dispatcher = Dispatcher(
         kernel.function, names=kernel.names, layout=kernel.layout,
@@ -75,10 +77,11 @@ def build(kernel: FunctionKernel, options: TunableOptions) -> Tunable[Any]:
     kernel.runner, kernel.selector = dispatcher.run, selector
 
     def config_for(*args: Any, **kwargs: Any) -> Any:
-        arguments = kernel.call(args, kwargs).args
-        config, exploration = dispatcher.choose(arguments)
-        # A candidate that is tried in a call of the user's is measured there; anywhere else the usual one serves.
-        return config if exploration is None else kernel.select(arguments, None, None).config
+        with ProgramsLines():
+            arguments = kernel.call(args, kwargs).args
+            config, exploration = dispatcher.choose(arguments)
+            # A candidate that is tried in a call of the user's is measured there; anywhere else the usual one serves.
+            return config if exploration is None else kernel.select(arguments, None, None).config
 
     signature = inspect.signature(kernel.function)
     given = signature.parameters.values()
@@ -195,9 +198,10 @@ def tune(
     kernel, bound = _kernel_of(function)
     show = progress_for(progress, kernel.op_id)
     inv = _call_of(kernel, (*bound, *args), kwargs, tune)
-    return kernel.selector.tune(
-        inv, kernel, budget=budget, on_step=show, strategy=strategy, measure=check_measure(measure), again=again
-    )
+    with ProgramsLines():
+        return kernel.selector.tune(
+            inv, kernel, budget=budget, on_step=show, strategy=strategy, measure=check_measure(measure), again=again
+        )
 
 
 def tune_together(
@@ -223,9 +227,10 @@ def tune_together(
     kernel, bound = _kernel_of(function)
     invs = [kernel.call((*bound, *args), {}) for args in calls]
     show = progress_for(progress, kernel.op_id)
-    return kernel.selector.tune_together(
-        invs, kernel, weights, combine=combine, budget=budget, on_step=show, again=again
-    )
+    with ProgramsLines():
+        return kernel.selector.tune_together(
+            invs, kernel, weights, combine=combine, budget=budget, on_step=show, again=again
+        )
 
 
 def verify(
@@ -244,7 +249,8 @@ def verify(
     kernel, bound = _kernel_of(function)
     show = progress_for(progress, kernel.op_id)
     inv = _call_of(kernel, (*bound, *args), kwargs, verify)
-    return kernel.selector.verify(inv, kernel, budget=budget, on_step=show)
+    with ProgramsLines():
+        return kernel.selector.verify(inv, kernel, budget=budget, on_step=show)
 
 
 def _kernel_of(function: Any) -> tuple[FunctionKernel, tuple[object, ...]]:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from tunebook._arrays.describe import ATOMS, arrays_in, is_array, map_leaves, parts_of, walk
 from tunebook._arrays.library import dtype_name, library_of
-from tunebook._base.errors import DefinitionError, text_of
+from tunebook._base.errors import DefinitionError, hide_own_frames, text_of
 
 Compare: TypeAlias = "Callable[[Any, Any], Any]"
 """Called with an output and the right output; returns None or True if they agree, else False, a reason, a `Mismatch`.
@@ -86,9 +86,11 @@ class OwnCheck:
         except AssertionError as error:
             reason = str(error).strip().partition("\n")[0]  # of numpy.testing it begins with an empty line
             return _wrong(reason) if reason else _REJECTED
-        except Exception as error:
+        except Exception as error:  # an author's function may raise anything
             raised = f"{self._name} raised {type(error).__name__}: {text_of(error)}"
-            raise CheckError(f"{raised}; it is called with (output, right output); {_ANSWERS}") from error
+            said = f"{raised}; it is called with (output, right output); {_ANSWERS}"
+            hide_own_frames(error)
+            raise CheckError(said) from error
         return as_mismatch(said, check=self._name)
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tunebook._arrays.describe import is_traced, libraries_of, timer_for
-from tunebook._base.errors import DefinitionError, NoGradient, TunebookError, TuningFailed
+from tunebook._base.errors import DefinitionError, NoGradient, TunebookError, TuningFailed, hide_own_frames
 from tunebook._base.record_format import blake2b
 from tunebook._kernel.measure import Measure
 from tunebook._measure.argument_restore import refuse_iterators
@@ -293,7 +293,8 @@ def asked_of(what: str, takes: str, function: Callable[..., R], *args: Any) -> R
     error = cast("Exception", attempt.trial.error)
     if isinstance(error, TunebookError):
         raise error
-    raise DefinitionError(f"{what} raised {type(error).__name__}: {error}; it is called with ({takes})") from error
+    said = f"{what} raised {type(error).__name__}: {error}; it is called with ({takes})"
+    raise DefinitionError(said) from hide_own_frames(error)
 
 
 def is_without_data(call: Call[Any], error: Exception | None) -> bool:

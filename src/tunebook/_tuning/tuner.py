@@ -14,6 +14,7 @@ from tunebook._arrays.describe import at_tuning_site, timer_for
 from tunebook._base.durations import LONG_S, seconds_text
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._kernel.kernel import Invocation
+from tunebook._kernel.output_check import CheckError
 from tunebook._measure.disturbance import probes_for
 from tunebook._measure.stopwatch import Attempt, Batches, Stopwatch, first_trial, sample
 from tunebook._tuning.job import Job, Part, Setup, Timing, Tuned
@@ -207,10 +208,13 @@ class Tuner(Generic[AnyCfg]):
 def _handing_on(run: JobRun[Any]) -> Iterator[None]:
     """Hand the measurements so far to the job's `on_interrupt` if the block is interrupted.
 
-    The interrupt gets a note about a candidate that was running for long: it may hang.
+    The interrupt gets a note about a candidate that was running for long: it may hang. An error of the check of outputs
+    is raised as a `DefinitionError`.
     """
     try:
         yield
+    except CheckError as error:
+        raise DefinitionError(str(error)) from error.__cause__
     except KeyboardInterrupt as error:
         config, seconds = run.running
         if config is not None and seconds >= LONG_S:
