@@ -282,7 +282,7 @@ def test_failures_of_all_candidates_are_explained_in_another_process(tmp_path):
     assert "answer: Config(b=2) from heuristics" in said
     assert "persistent  no decision, because every candidate failed" in said
     assert "autotune    failed before: all 2 candidates failed" in said
-    assert "failed     2 that raised ValueError: no such tile (remembered until 2" in said
+    assert "failed     2 candidates raised ValueError: no such tile (remembered until 2" in said
     assert said.endswith("): b=1; b=2")
     assert make_failing().explain(2).near_misses == (), "there is no configuration in it"
 
@@ -393,7 +393,9 @@ def test_failures_are_grouped_by_reason_whatever_their_numbers_the_most_frequent
     ]
     said = str(explanation)
     first = "0 bytes (numbers of the first)"
-    assert f"6 with compile: out of shared memory: {first}: block=1; block=2; block=3; block=4; and 2 more" in said
+    assert (
+        f"6 candidates, compile: out of shared memory: {first}: block=1; block=2; block=3; block=4; and 2 more" in said
+    )
     assert "failed     block=0  compile: no such tile" in said
 
 

@@ -166,6 +166,19 @@ def test_a_failure_on_made_up_arguments_does_not_keep_a_call_from_tuning(tmp_pat
     assert kernel.record.head.decided
     assert kernel.record.body.provenance["values_from"] == "call"
     assert kernel.call.explain(REAL).selection.config.way == 0
+    assert "note" not in str(kernel.call.explain(REAL)), "the candidates have times now"
+
+
+def test_a_failure_on_made_up_arguments_is_noted_while_the_candidate_has_no_time(tmp_path):
+    kernel = Root(tmp_path)
+    tune_recording(kernel)
+    noted = "raised ValueError: a negative number has no root (only on made-up arguments: random floats, "
+    assert f"\n  note       2 candidates {noted}" in str(kernel.call.explain(REAL))
+    tb.tune(kernel.call, REAL, budget="1 trials", progress=False)
+    assert f"\n  note       way=0  {noted}" in str(kernel.call.explain(REAL))
+    edited = Root(tmp_path, version="1")
+    edited.call(REAL)
+    assert "note" not in str(edited.call.explain(REAL)), "nor of other code"
 
 
 def test_a_later_process_does_not_repeat_a_failure_in_the_background(tmp_path):

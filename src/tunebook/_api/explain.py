@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._api.explanation_text import ExplanationLine, item, on_screen, spread_of
+from tunebook._api.failure_groups import failure_groups, notes_beside
 from tunebook._api.versions import environment_here, versions_differ, versions_of
 from tunebook._base.config_codec import decode, readable
 from tunebook._base.durations import ratio_text
@@ -44,8 +45,9 @@ from tunebook._tuning.progress import day_text, seconds_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from tunebook._api.failure_groups import FailureGroup
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Failure, Json, Measurement, Problem
+    from tunebook._base.vocabulary import Json, Measurement, Problem
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._selection.selector import ConfigSelectorChain
     from tunebook._statistics.decide import Ranked, Verdict
@@ -54,10 +56,7 @@ if TYPE_CHECKING:
 _NEAREST: Final = 3
 # Near misses are looked for among so many entries of the kernel: 0.1 s, however large the book is.
 _COMPARED: Final = 1000
-_LONGEST: Final = 400  # characters of a failure: compilers print pages
 _LISTED: Final = 4  # configurations that are named before "and 12 more"
-_MESSAGES: Final = 6  # of failures: each gets its own line; of more, those that differ in numbers share one
-_NUMBER: Final = re.compile(r"(?:\btolerance=)?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 class NearMiss(NamedTuple):
@@ -65,17 +64,6 @@ class NearMiss(NamedTuple):
 
     problem: Problem
     differences: tuple[str, ...]
-
-
-class FailureGroup(NamedTuple):
-    """Candidates that failed for one reason; of many messages some differ in their numbers, and the first is given.
-
-    `made_up`: on made-up arguments, which says nothing about the caller's.
-    """
-
-    reason: str
-    configs: tuple[str, ...]
-    made_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,18 +141,7 @@ class Explanation:
     @property
     def failed(self) -> tuple[FailureGroup, ...]:
         """The failures by reason, the most frequent first, and failures on made-up arguments last."""
-        failed = [(m, m.failure) for m in self.failures if m.failure is not None]
-        # Of many messages, those that differ in their numbers alone are one: "Required: 262144, limit: 232448".
-        merged = len({failure.said for _, failure in failed}) > _MESSAGES
-        groups: dict[tuple[str, str], list[tuple[str, Failure]]] = {}
-        for m, failure in failed:
-            key = (_cause(failure.said) if merged else failure.said, m.values_from)
-            groups.setdefault(key, []).append((_readable(m.config, self._names), failure))
-        found = []
-        for (_, values_from), group in groups.items():
-            configs, failures = zip(*sorted(group, key=lambda each: each[0]), strict=True)
-            found.append(FailureGroup(_reason(failures, values_from), configs, values_from != "call"))
-        return tuple(sorted(found, key=lambda group: (group.made_up, -len(group.configs))))
+        return failure_groups(self.failures, partial(_readable, names=self._names))
 
     def _answer(self) -> Iterable[ExplanationLine]:
         selection, by_hand = self.selection, self.record is not None and has_valid_pin(self.record)
@@ -199,7 +176,7 @@ class Explanation:
             if len(failed.configs) == 1:
                 yield item(label, f"{failed.configs[0]}  {failed.reason}")
             else:
-                yield item(label, f"{len(failed.configs)} {_that(failed.reason)}: {_some(failed.configs)}")
+                yield item(label, f"{failed.counted}: {_some(failed.configs)}")
 
     def _where_and_how(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
         facts = record.body.provenance
@@ -300,37 +277,12 @@ def _versions(environment: str) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items()) or environment or "unknown versions"
 
 
-def _cause(said: str) -> str:
-    """Return a message without its numbers. The hint about a tolerance stays: each candidate has its own."""
-    return _NUMBER.sub(lambda found: found[0] if found[0].startswith("tolerance=") else "#", said)
-
-
-def _reason(failures: Sequence[Failure], values_from: str) -> str:
-    """Return the message of failures with one cause, the arguments they were met on, and for how long they count."""
-    reason = _shortened(failures[0].said)
-    if any(failure.said != failures[0].said for failure in failures):
-        reason += " (numbers of the first)"
-    if values_from != "call":
-        reason += f" (on {MADE_UP.get(values_from, values_from)})"
-    expires = [failure.expires for failure in failures if failure.expires is not None]
-    return f"{reason} (remembered until {day_text(min(expires))})" if expires else reason
-
-
-def _shortened(text: str) -> str:
-    """Return a message of a sane length, cut after a word."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rpartition(' ')[0]} ..."
-
-
 def _readable(config: Json, names: Sequence[str] = ()) -> str:
     """Return an encoded configuration as people write it, in the order of `names` if it has just these."""
     try:
         return readable(config, names)
     except CodecError as error:  # a newer release may have tags that this one does not know
         return f"<{error}>"
-
-
-def _that(reason: str) -> str:
-    return f"that {reason}" if reason.startswith("raised ") else f"with {reason}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -442,6 +394,7 @@ def _explained(
     verdict = None if record is None or is_interrupted(record) else verdict_of(record, measured)
     there = "" if verdict is None else verdict.winner.measurement.environment
     shown = [*measured, *(m for m in so_far if m not in measured)]
+    noted = () if record is None else notes_beside(shown, record.body.measurements)
     problem, misses = selection.problem, dict[object, NearMiss]()
     for other, environment in others:
         if other.op == problem.op and other != problem and other not in misses:
@@ -456,7 +409,7 @@ def _explained(
         selection=selection,
         record=record,
         verdict=verdict,
-        failures=tuple(m for m in (*shown, *_notes(record, shown)) if m.failure is not None),
+        failures=tuple(m for m in (*shown, *noted) if m.failure is not None),
         near_misses=tuple(nearest),
         environment=here,
         differences=versions_differ(there, here),
@@ -468,12 +421,6 @@ def _nearness(miss: NearMiss, call_key: str) -> tuple[int, float, Problem]:
     from tunebook.search._warm_start import distance  # noqa: PLC0415 - for near misses alone
 
     return len(miss.differences), distance(miss.problem.call_key, call_key), miss.problem
-
-
-def _notes(record: Record | None, measured: Sequence[Measurement]) -> list[Measurement]:
-    """Return the measurements on made-up arguments that a decision does not rest on."""
-    known = () if record is None else record.body.measurements
-    return [m for m in known if m.values_from != "call" and m not in measured]
 
 
 def _named(config: Json, names: Sequence[str]) -> object:
