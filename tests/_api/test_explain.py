@@ -74,6 +74,34 @@ def test_after_tuning_it_shows_winner_runner_up_failures_and_tiers(tmp_path):
     assert explanation.verdict.winner.value_s == 1.0
 
 
+@pytest.mark.filterwarnings("ignore::tunebook.TunebookWarning")  # about the book that cannot be written
+@pytest.mark.parametrize("store", [False, "unwritable"])
+def test_a_tuning_that_no_book_has_is_explained_by_the_process_that_measured_it(tmp_path, store):
+    (tmp_path / "file").touch()
+    kernel = make(tmp_path / "file" / "book" if store else False)
+    assert "kept" not in str(kernel.explain(np.ones(8))), "nothing is measured yet"
+    kernel(np.ones(8))
+    explanation = kernel.explain(np.ones(8))
+    said = str(explanation)
+    assert "answer: Config(block=1) from memory" in said
+    assert "winner     1 s (to 1 s in 3 samples)  block=1" in said
+    assert "heuristic  block=4  4 s: the winner is 4.00 x faster" in said
+    assert "failed     block=3  raised ValueError: no such tile" in said
+    assert "kept       in this process only: no book has this tuning" in said
+    assert explanation.gain == 4.0
+    assert "kept" not in str(kernel.explain(np.ones(9))), "of another call nothing is known"
+
+
+def test_a_tuning_that_is_in_the_book_is_explained_by_the_book(tmp_path):
+    kernel = make(tmp_path)
+    kernel.selector.persist_autotune = False
+    kernel(np.ones(8))
+    assert "kept       in this process only" in str(kernel.explain(np.ones(8)))
+    kernel.selector.persist_autotune = True
+    tb.tune(kernel, np.ones(8), progress=False)
+    assert "kept" not in str(kernel.explain(np.ones(8)))
+
+
 def test_a_new_process_explains_from_the_book(tmp_path):
     make(tmp_path)(np.ones(8))
     said = str(make(tmp_path).explain(np.ones(8)))

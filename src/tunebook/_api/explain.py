@@ -37,7 +37,7 @@ from tunebook._selection.recorded_decision import (
 )
 from tunebook._selection.selector import NoSelection, Selection, select_offline
 from tunebook._selection.tiers import OfflineEntry
-from tunebook._selection.trusted_entries import EntryGuard
+from tunebook._selection.trusted_entries import EntryGuard, record_of_tuning
 from tunebook._statistics.decide import OBJECTIVES
 from tunebook._tuning.job import PROGRAM
 from tunebook._tuning.progress import day_text, seconds_text
@@ -75,6 +75,7 @@ class Explanation:
     tuning that was interrupted. `shipped_in` is the pack that the record is from, or empty. `offline` says that the
     program was not asked, whose code may have changed since. `arguments` are the names of the kernel's parameters, if
     the program was asked, and `former` the fingerprints of measured configurations that it does not have any more.
+    `unwritten`: the record is of a tuning in this process that no book has.
     """
 
     problem: Problem
@@ -90,6 +91,7 @@ class Explanation:
     offline: bool = False
     arguments: tuple[str, ...] = ()
     former: frozenset[str] = frozenset()
+    unwritten: bool = False
 
     @property
     def config(self) -> Any:
@@ -198,6 +200,8 @@ class Explanation:
             yield item("on", MADE_UP.get(winner.values_from, winner.values_from))
         if (at := measured_at(facts)) is not None:
             yield item("at", str(at))
+        if self.unwritten:
+            yield item("kept", "in this process only: no book has this tuning")
         if isinstance(left_out := facts.get("not_tried"), list):
             configs = tuple(_readable(config, self._names) for config in left_out)
             named, why = f": {_some(configs)}", f"; {facts.get('why_not_tried')}"
@@ -339,6 +343,8 @@ def explain_call(
         record, shipped = selector.persistent.read(problem), selector.persistent.shipped_in(problem)
         others = _entries(Catalogue(selector.persistent.store), problem.op)
         others += [(known, "") for known in selector.cache.keys()]  # noqa: SIM118 - no dict
+    if (unwritten := selector.unwritten(problem)) is not None:
+        record, shipped = record_of_tuning(unwritten), ""
     body, code = Body() if record is None else record.body, kernel.code_checksum
     conditions = () if record is None or is_interrupted(record) else (code, here)
     so_far = [] if record is None else measured_so_far(record, *conditions)
@@ -354,6 +360,7 @@ def explain_call(
         differences=(*explained.differences, *edited),
         arguments=tuple(getattr(kernel, "parameters", ())),
         former=_former(selector, inv, kernel, explained),
+        unwritten=unwritten is not None,
     )
 
 

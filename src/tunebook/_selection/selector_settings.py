@@ -14,8 +14,10 @@ from tunebook._tuning.tuner import Tuner
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tunebook._base.vocabulary import Problem
     from tunebook._memo.answer_memo import ConfigCache
     from tunebook._selection.persistent_cache import PersistentCache
+    from tunebook._tuning.job import Tuned
 
 C = TypeVar("C")
 
@@ -121,6 +123,10 @@ class SelectorSettings(Generic[C]):
         self._persistent, self._persist = persistent, writes
         self._parts.book = EntryGuard(persistent, writes=writes)
         MEMO.invalidate()
+
+    def unwritten(self, problem: Problem) -> Tuned[C] | None:
+        """Return the latest tuning of a problem in this process, if no book has it; explanations show it."""
+        return self._parts.book.unwritten.get(problem)
 
     @property
     def forbid_reautotune(self) -> bool:

@@ -16,6 +16,7 @@ from tunebook._base.environment_variables import trust_setting
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import Body, Head, Record, from_whole_tuning, identity
 from tunebook._base.vocabulary import LIVE, Problem
+from tunebook._memo.answer_memo import BoundedDict
 from tunebook._selection.recorded_decision import (
     environments_verified,
     is_finished,
@@ -51,6 +52,7 @@ C = TypeVar("C")
 KEPT_MEASUREMENTS: Final = 2000
 CHECKED_OTHERWISE: Final = "outputs were checked in another way when the entry was made"
 _INDEXES: Final = 64
+_UNWRITTEN: Final = 64
 _LISTED_S: Final = 30.0
 
 
@@ -100,6 +102,8 @@ class EntryGuard(Generic[C]):
         self._now_s = now_s
         self._indexes: dict[str, dict[str, C]] = {}
         self._listed: dict[str, tuple[float, list[Record]]] = {}
+        # The tunings of this process that no store has, for explanations.
+        self.unwritten: Final[BoundedDict[Problem, Tuned[C]]] = BoundedDict(_UNWRITTEN)
 
     @property
     def persistent(self) -> PersistentCache[C]:
@@ -282,7 +286,9 @@ class EntryGuard(Generic[C]):
         `generation` is that of the record before the tuning, plus the lease's: a holder that was paused past its lease
         so comes out below the next holder, and the store refuses its late record.
         """
+        self.unwritten.pop(call.problem, None)
         if not self.writes:
+            self.unwritten[call.problem] = tuned
             return tuned.config
         if (standing := self.stands(call, entry, tuned.values_from)) is not None:
             if verified is not None:
@@ -300,12 +306,14 @@ class EntryGuard(Generic[C]):
             head = self._head(call, self.persistent.encode(tuned.config), generation)
         except CodecError as error:
             warn_once("unwritable", call.problem.op, f"{call.problem.op}: tuned, but not written down: {error}")
+            self.unwritten[call.problem] = tuned
             return tuned.config
         provenance = _provenance(tuned, self._now_s())
         if verified is not None:
             provenance |= _restamped(verified.record, tuned, self._now_s())
         provenance |= {**together, **self._former(call, tuned, entry.record)}
-        self._write(head, tuned.measurements, provenance, entry.record)
+        if not self._write(head, tuned.measurements, provenance, entry.record):
+            self.unwritten[call.problem] = tuned
         return tuned.config
 
     def _former(self, call: Call[C], tuned: Tuned[C], earlier: Record | None) -> dict[str, Json]:
@@ -370,7 +378,7 @@ class EntryGuard(Generic[C]):
 
     def _write(
         self, head: Head, new: Iterable[Measurement], provenance: dict[str, Json], earlier: Record | None
-    ) -> None:
+    ) -> bool:
         before = Body() if earlier is None else earlier.body
         # An unwritable configuration is named by its place in a list, which may change.
         written = [m for m in new if not (isinstance(m.config, dict) and m.config.get(TAG) == "unwritable")]
@@ -381,7 +389,7 @@ class EntryGuard(Generic[C]):
         extra = {} if earlier is None else {n: value for n, value in earlier.head.extra.items() if n != CHECKED_BY}
         record = Record(replace(head, extra={**extra, **head.extra}), body)
         self._listed.pop(head.problem.op, None)
-        self.persistent.write(record.fitted())
+        return self.persistent.write(record.fitted())
 
 
 def _checked_by(call: Call[Any]) -> dict[str, Json]:
