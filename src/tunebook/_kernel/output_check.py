@@ -306,9 +306,11 @@ def _array_difference(  # noqa: PLR0911 - one return for each way to differ
 
 
 def _compared(error: float, tolerance: float, why: str, *, rounds: float) -> str:
-    """Return a relative error beside its tolerance, and the option that allows it, if it may be rounding."""
+    """Return a relative error beside its tolerance, and the option to give if it is rounding, as it may be."""
     said = f"{_share(error)} the largest value; the tolerance is {tolerance:.2g}{why}"
-    return f"{said}, tolerance={10.0 ** math.ceil(math.log10(error)):.0e} allows it" if 0 < error < rounds else said
+    if not 0 < error < rounds:
+        return said
+    return f"{said}; if the error is rounding and not a bug, give tolerance={10.0 ** math.ceil(math.log10(error)):.0e}"
 
 
 def _share(error: float) -> str:
