@@ -242,6 +242,16 @@ def test_a_number_with_rounding_errors_where_the_model_gives_integers_must_be_eq
     assert comparison(True, 1e-3)(np.full(4, 1.0001, np.float32), expected) is None
 
 
+def test_small_values_beside_large_ones_need_a_check_of_each_value():
+    ones = np.ones(1_000_000, np.float32)
+    right = np.cumsum(ones)
+    wrong = np.concatenate([np.full(100, 7, np.float32), right[100:]])
+    assert comparison(True).on(ones)(wrong, right) is None
+    each = comparison(lambda output, right: np.allclose(output, right, rtol=1e-4))
+    assert each(wrong, right).message == "the check rejected the output"
+    assert each(right * np.float32(1.00001), right) is None
+
+
 def test_the_message_says_that_an_output_is_coarser_than_the_expected_one():
     message = difference(np.full(4, 1.0001, np.float32), np.ones(4)).message
     assert "the tolerance is 1e-08 for float64, and this is float32; if the error is rounding" in message

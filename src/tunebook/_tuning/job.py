@@ -318,7 +318,7 @@ class Tuned(NamedTuple, Generic[Cfg]):
 
     @property
     def ranking(self) -> list[tuple[Cfg, float]]:
-        """The configurations that worked with their seconds, fastest first."""
+        """The configurations that worked with their seconds, fastest first; `measurements` has them encoded."""
         ranked = () if self.verdict is None else self.verdict.ranking
         return [(self.configs[r.measurement.fingerprint], r.value_s) for r in ranked]
 
