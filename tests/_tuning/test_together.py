@@ -155,7 +155,7 @@ def last_first_run(path, combine):
 def test_an_interrupt_keeps_the_times_so_far_and_the_next_tuning_goes_on(tmp_path, combine):
     tried, whole = last_first_run(tmp_path / "other", combine)
     calls = [(n,) for n in CALLS]
-    kernel, _ = interrupted_kernel(tmp_path, (tried + whole) // 2)
+    kernel, _ = interrupted_kernel(tmp_path, (tried + 3 * whole) // 4)  # in the last race
     with pytest.raises(KeyboardInterrupt) as caught:
         tb.tune_together(kernel, calls, combine=combine, progress=False)
     (note,) = caught.value.__notes__

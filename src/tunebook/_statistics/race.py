@@ -31,6 +31,7 @@ class RaceStage(NamedTuple):
     samples: int
     keep: float  # the margin is never below the noise
     few: int = 10**6
+    least_s: float = 0.0  # candidates that are faster than this stay
 
     def room(self, candidates: int) -> int:
         """Return how many stay: `few` of up to 64 candidates at the start, more of more by the square root."""
@@ -41,7 +42,16 @@ class RaceStage(NamedTuple):
 # further. All are single runs under the same clock. Four times, because a disturbed run takes three times as long now
 # and then.
 HOPELESS: Final = 4.0
-QUALIFYING: Final = (RaceStage(2, HOPELESS), RaceStage(3, 1.5, few=16))
+# The same for a candidate that ran once, which may have loaded or compiled something. In a race the faster of the first
+# run and one sample counts: beside candidates of 60 us, a second sample of 3 s tells nothing new.
+HOPELESS_AT_ONCE: Final = 10.0
+# Only candidates that take so long leave then: a busy machine may stall two runs of 60 us, but hardly both for so long.
+_LONG_S: Final = 0.05
+QUALIFYING: Final = (
+    RaceStage(1, HOPELESS_AT_ONCE, least_s=_LONG_S),
+    RaceStage(2, HOPELESS),
+    RaceStage(3, 1.5, few=16),
+)
 # Few samples for all, many for few: of 64 candidates two share the last hundred samples. The numbers were searched for
 # on synthetic landscapes with 10 % noise, where 0.5 % of the tunings miss the best. Steps twice as long miss it 1.5
 # times as often, and so does giving samples by the gaps seen so far (OCBA), which are noise at first; a duel of the two
@@ -299,7 +309,7 @@ def survivors(
     few = {lane: sorted((*lane.samples_s, lane.first_s)) for lane in running if len(lane.samples_s) < _FEW}
     best = min(max(value[lane], few[lane][1]) if lane in few else value[lane] for lane in running)
     noise = 0.0 if few else pooled_uncertainty((lane.samples_s for lane in running), objective, pause)
-    limit = best + abs(best) * max(stage.keep - 1, BEHIND * noise)
+    limit = max(best + abs(best) * max(stage.keep - 1, BEHIND * noise), stage.least_s)
     close = sorted((lane for lane in running if value[lane] <= limit), key=value.__getitem__)
     room = stage.room(candidates)
     return close[:room] + [lane for lane in close[room:] if lane.wins_ties]

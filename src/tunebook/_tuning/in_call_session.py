@@ -42,7 +42,7 @@ C = TypeVar("C")
 # Samples of calls on ever new values, between other work of the program, never compare with the samples of a race.
 POLICY: Final = "host-clock/real-calls/forward"
 # One sample each instead of two before the hopeless leave: here the user waits for the second.
-_STAGES: Final = (RaceStage(1, HOPELESS, few=10**6), *QUALIFYING[1:], *STAGES)
+_STAGES: Final = (RaceStage(1, HOPELESS, few=10**6), QUALIFYING[-1], *STAGES)
 # Timed calls of the heuristic before anything else runs, without the very first call: it may compile.
 _BASELINE: Final = 5
 # The expected time of a candidate that has not run yet, in times of the heuristic: half of a matmul's space take less.

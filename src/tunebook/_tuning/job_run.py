@@ -24,7 +24,7 @@ from tunebook._measure.stopwatch import (
     Trial,
     failed,
 )
-from tunebook._statistics.race import ENOUGH, HOPELESS, LEAST_FINAL_S, Lane, Race, typical_s
+from tunebook._statistics.race import ENOUGH, HOPELESS, HOPELESS_AT_ONCE, LEAST_FINAL_S, Lane, Race, typical_s
 from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Step
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 Cfg = TypeVar("Cfg")
 
-# The same as HOPELESS for a first run alone, which may have loaded or compiled something.
-HOPELESS_AT_ONCE: Final = 10.0
 # A candidate that was so many times slower in an interrupted tuning gets two runs in the next one, and leaves if both
 # say the same: a disturbed run takes three times as long now and then, but seldom in two processes.
 SLOW_BEFORE: Final = 2.0
