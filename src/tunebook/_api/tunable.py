@@ -32,7 +32,16 @@ if TYPE_CHECKING:
 
     from tunebook._api.explain import Explanation
     from tunebook._api.function_kernel import SpaceLike
-    from tunebook._api.tunable_types import Decorator, F, MappingSpace, ObjectSpace, Tunable, TypedTunable
+    from tunebook._api.tunable_types import (
+        Decorator,
+        F,
+        G,
+        LooseTunable,
+        MappingSpace,
+        ObjectSpace,
+        Tunable,
+        TypedTunable,
+    )
     from tunebook._base.vocabulary import Combine, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation
     from tunebook._kernel.measure import Measure
@@ -42,7 +51,6 @@ if TYPE_CHECKING:
     from tunebook._tuning.progress import Progress
     from tunebook._tuning.reverify import Verified
 
-R = TypeVar("R")
 C = TypeVar("C")
 
 
@@ -104,13 +112,13 @@ def tunable(
     function: F, /, *, space: ObjectSpace[C], name: str | None = None, **options: Unpack[TunableOptions]
 ) -> TypedTunable[F, C]: ...
 @overload
-def tunable(
-    function: Callable[..., R], /, *, space: MappingSpace, name: str | None = None, **options: Unpack[TunableOptions]
-) -> Tunable[R, Config]: ...
+def tunable(  # type: ignore[overload-cannot-match]  # it is matched: see `G`
+    function: G, /, *, space: MappingSpace, name: str | None = None, **options: Unpack[TunableOptions]
+) -> LooseTunable[G, Config]: ...
 @overload
-def tunable(
-    function: Callable[..., R], /, *, space: ObjectSpace[C], name: str | None = None, **options: Unpack[TunableOptions]
-) -> Tunable[R, C]: ...
+def tunable(  # type: ignore[overload-cannot-match]  # it is matched: see `G`
+    function: G, /, *, space: ObjectSpace[C], name: str | None = None, **options: Unpack[TunableOptions]
+) -> LooseTunable[G, C]: ...
 @overload
 def tunable(function: Choice, /, *, name: str, **options: Unpack[TunableOptions]) -> Tunable[Any, Config]: ...
 @overload

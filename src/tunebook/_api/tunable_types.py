@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Problem
     from tunebook._memo.context_stack import Scope
     from tunebook._selection.selector import ConfigSelectorChain
-    from tunebook._space.space import Space
+    from tunebook._space.space import Config, Space
 
     P = ParamSpec("P")
     # Callable without `config`. Whether a parameter may be left out can be asked only for a number of parameters.
@@ -43,6 +43,11 @@ if TYPE_CHECKING:
         | Callable[[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any], Any]
     )
     F = TypeVar("F", bound=_Complete)
+    # Any function. An overload with `G` follows the one with `F`, and not one with `Callable[..., R]`: mypy takes two
+    # type variables in the same place for equal, and so stays with the first overload that fits. Otherwise a parameter
+    # with `Any` in it, as a bare `np.ndarray` has, would make the overloads ambiguous, and the tunable function `Any`.
+    G = TypeVar("G", bound=Callable[..., Any])
+    G_co = TypeVar("G_co", bound=Callable[..., Any], covariant=True)
     C_co = DefaultTypeVar("C_co", covariant=True, default=Any)
     C = TypeVar("C")
     # The two kinds of `SpaceLike`: a mapping becomes a `Config`, and any other object keeps its type.
@@ -67,18 +72,11 @@ class _Default(enum.Enum):
 CHOSEN: Final[Any] = _Default.CHOSEN
 
 
-@runtime_checkable
-class Tunable(Protocol[R_co, C_co]):
-    """A tunable function, called without `config`, or with a `config` that overrides the choice.
-
-    `R_co` is the type of its results, and `C_co` of its configurations.
-    """
+class TunableMembers(Protocol[C_co]):
+    """All of a tunable function but the call itself."""
 
     kernel: FunctionKernel
     selector: ConfigSelectorChain[Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> R_co:
-        """Run with the best known configuration; tune on the first call of its kind."""
 
     def config_for(self, *args: Any, **kwargs: Any) -> C_co:
         """Return the configuration that a call gets, tuned first if need be; the function is not run for the caller."""
@@ -91,6 +89,17 @@ class Tunable(Protocol[R_co, C_co]):
 
     def problem(self, *args: Any, **kwargs: Any) -> Problem:
         """Return the key of a call in memory and in the book."""
+
+
+@runtime_checkable
+class Tunable(TunableMembers[C_co], Protocol[R_co, C_co]):
+    """A tunable function, called without `config`, or with a `config` that overrides the choice.
+
+    `R_co` is the type of its results, and `C_co` of its configurations.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co:
+        """Run with the best known configuration; tune on the first call of its kind."""
 
     if not TYPE_CHECKING:
 
@@ -105,10 +114,15 @@ Tunable.register(BoundTunable)
 
 if TYPE_CHECKING:
 
-    class TypedTunable(Tunable[Any, C_co], Protocol[F, C_co]):
+    class TypedTunable(TunableMembers[C_co], Protocol[F, C_co]):
         """A tunable function that takes the arguments of the author's function, `F`."""
 
-        __call__: F
+        @overload
+        def __call__(self: TypedTunable[Callable[P, R], C_co], *args: P.args, **kwargs: P.kwargs) -> R: ...
+        @overload
+        def __call__(
+            self: TypedTunable[Callable[..., R], Config], *args: Any, config: dict[str, Any], **kwargs: Any
+        ) -> R: ...
 
         @overload
         def __get__(self, instance: None, owner: type, /) -> TypedTunable[F, C_co]: ...
@@ -117,10 +131,15 @@ if TYPE_CHECKING:
             self: TypedTunable[Callable[Concatenate[Any, P], R], C_co], instance: object, owner: type, /
         ) -> TypedTunable[Callable[P, R], C_co]: ...
 
+    class LooseTunable(TunableMembers[C_co], Protocol[G_co, C_co]):
+        """A tunable function with the result of the author's function, `G_co`; its arguments are not checked."""
+
+        def __call__(self: LooseTunable[Callable[..., R], C_co], *args: Any, **kwargs: Any) -> R: ...
+
     class Decorator(Protocol[C_co]):
         """The result of `tunable(space=...)`."""
 
         @overload
         def __call__(self, function: F, /) -> TypedTunable[F, C_co]: ...
         @overload
-        def __call__(self, function: Callable[..., R], /) -> Tunable[R, C_co]: ...
+        def __call__(self, function: G, /) -> LooseTunable[G, C_co]: ...  # type: ignore[overload-cannot-match]  # see `G`
