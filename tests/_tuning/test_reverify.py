@@ -14,6 +14,7 @@ from tunebook._cli._entries import seconds_of
 from tunebook._cli.pin import pin
 from tunebook._cli.unpin import unpin
 from tunebook._measure.stopwatch import Stopwatch
+from tunebook._report.entry import entry_of
 from tunebook._selection.recorded_decision import verdict_of
 from tunebook._tuning.reverify import FEWEST, finalists
 from tunebook.testing import Landscape
@@ -182,6 +183,15 @@ def test_a_trusted_choice_is_measured_again_when_asked(tuned):
     assert [event for event, _ in events] == ["autotune_start", "autotune_finish"]
     assert choose(chain, kernel) == FAST
     assert len(record_of(chain, kernel).body.measurements) == len(COSTS)
+
+
+def test_a_report_counts_the_candidates_that_a_verification_did_not_run_again(tmp_path):
+    chain, kernel, _ = make(tmp_path, costs={**COSTS, NEW: ValueError("too large")})
+    choose(chain, kernel)
+    before = record_of(chain, kernel)
+    assert chain.verify(invocation(kernel, 1), kernel).held
+    numbers = [(entry.measured, dict(entry.failed)) for entry in map(entry_of, (before, record_of(chain, kernel)))]
+    assert numbers == [(len(COSTS) + 1, {"launch": 1})] * 2
 
 
 def test_a_choice_that_is_beaten_under_the_same_versions_is_tuned_again_in_full(tuned):

@@ -23,6 +23,7 @@ from tunebook._selection.recorded_decision import (
     is_live,
     marked_unfinished,
     measured_so_far,
+    of_candidates,
     unmarked,
     values_of,
     why_tuned_anew,
@@ -311,6 +312,7 @@ class EntryGuard(Generic[C]):
         provenance = _provenance(tuned, self._now_s())
         if verified is not None:
             provenance |= _restamped(verified.record, tuned, self._now_s())
+            provenance["found"] = _found(tuned, of_candidates(verified.record.body))
         provenance |= {**together, **self._former(call, tuned, entry.record)}
         if not self._write(head, tuned.measurements, provenance, entry.record):
             self.unwritten[call.problem] = tuned
@@ -487,12 +489,19 @@ def _decision(tuned: Tuned[Any]) -> dict[str, Json]:
     return facts
 
 
-def _found(tuned: Tuned[Any]) -> dict[str, Json]:
-    """Return a tuning in a few numbers, so that a list of many need not read their measurements."""
-    kinds = Counter(m.failure.kind for m in tuned.measurements if m.failure is not None)
+def _found(tuned: Tuned[Any], earlier: Iterable[Measurement] = ()) -> dict[str, Json]:
+    """Return a tuning in a few numbers, so that a list of many need not read their measurements.
+
+    Of `earlier` measurements those count that were taken under the same conditions, and not again.
+    """
+    fresh = {identity(m) for m in tuned.measurements}
+    conditions = {each[1:] for each in fresh}
+    before = [m for m in earlier if from_whole_tuning(m) and identity(m)[1:] in conditions and identity(m) not in fresh]
+    measured = [*tuned.measurements, *before]
+    kinds = Counter(m.failure.kind for m in measured if m.failure is not None)
     failed: dict[str, Json] = {str(kind): count for kind, count in kinds.items()}
-    compile_s = math.fsum(m.compile_s for m in tuned.measurements if m.compile_s)
-    found: dict[str, Json] = {"tried": len(tuned.measurements), "failed": failed, "compile_s": compile_s}
+    compile_s = math.fsum(m.compile_s for m in measured if m.compile_s)
+    found: dict[str, Json] = {"tried": len(measured), "failed": failed, "compile_s": compile_s}
     if tuned.verdict is not None:
         values = {ranked.measurement.fingerprint: ranked.value_s for ranked in tuned.verdict.ranking}
         found["best_s"] = tuned.verdict.winner.value_s
