@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cli_fixtures import OnABook, python
+from mounts import needs_mounts
 
 COMMAND = f"{shlex.quote(sys.executable)} -m tunebook"
 FULL = Path("/dev/full")
@@ -26,6 +28,27 @@ def shell(line, encoding="utf-8", **environment):
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
     return done.returncode, done.stdout, done.stderr
+
+
+@needs_mounts
+class TestOnAReadOnlyFileSystem(OnABook):
+    def shell(self, line):
+        read_only = 'mount --bind "$TUNEBOOK_HOME" "$TUNEBOOK_HOME" && mount -o remount,ro,bind "$TUNEBOOK_HOME"'
+        return shell(f"unshare -m bash -c {shlex.quote(f'{read_only} && tunebook {line}')}", COLUMNS="200")
+
+    @pytest.mark.parametrize("book", ["in use", "without an entry"])
+    def test_the_doctor_says_to_mount_it_writable(self, place, book):
+        if book == "without an entry":
+            shutil.rmtree(place / "home" / "v1")
+        out = self.shell("doctor")[1]
+        assert re.search(r"^! writing +not writable: Read-only file system\. ", out, re.MULTILINE)
+        assert "  Mount it writable, or choose another place with TUNEBOOK_HOME or --book.\n" in out
+        assert "chmod" not in out
+
+    def test_a_pin_gives_one_message_for_people_at_a_terminal(self, place):
+        code, _, err = self.shell("pin matmul block=32")
+        remedy = "Mount it writable, or choose another place with TUNEBOOK_HOME or --book."
+        assert (code, err) == (3, f"tunebook: cannot write to {place}/home: Read-only file system. {remedy}\n")
 
 
 class TestOutputs(OnABook):

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from limits import HANG_S
+from mounts import needs_mounts
 from store_stress.rounds import (
     command,
     environment,
@@ -472,18 +473,6 @@ def test_no_permission_to_read_is_an_error_of_its_own_kind(open_to_nobody):
 def test_a_missing_home_that_cannot_be_made_is_a_permission_fault(open_to_nobody):
     told = run(*command("as_nobody", open_to_nobody / "home" / ".cache" / "tunebook"))
     assert told == {"get": "nothing", "items": "nothing", "put": "permission", "warnings": []}
-
-
-def can_mount():
-    with tempfile.TemporaryDirectory() as directory:
-        line = ["unshare", "-m", "mount", "-t", "tmpfs", "none", directory]
-        try:
-            return subprocess.run(line, capture_output=True, check=False).returncode == 0
-        except FileNotFoundError:
-            return False
-
-
-needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs the right to mount: unshare -m mount -t tmpfs")
 
 
 def mounted(directory, options, before, *line):

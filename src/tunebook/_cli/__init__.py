@@ -221,12 +221,9 @@ def _guarded(terminal: Terminal, answer: Callable[[], int]) -> int:
 
 
 def _complain(terminal: Terminal, message: object, code: int = DONE) -> int:
-    from tunebook.stores._files import MEANWHILE  # noqa: PLC0415 - `tunebook --help` needs no stores
+    from tunebook.stores._files import for_the_command  # noqa: PLC0415 - `tunebook --help` needs no stores
 
-    said = str(message)
-    for for_programs in MEANWHILE:  # no program goes on here
-        said = said.replace(f" {for_programs}", "")
-    terminal.note(f"tunebook: {clean_lines(said)}")
+    terminal.note(f"tunebook: {clean_lines(for_the_command(str(message)))}")
     return code
 
 

@@ -6,6 +6,7 @@ of this machine. Imports no framework. Exits with 1 if something is wrong.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -26,7 +27,7 @@ from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, V
 from tunebook._hotpath.codegen import find_pack
 from tunebook._selection.env_pins import names_of, parse_pins
 from tunebook.stores import DirectoryStore, JsonStore, LayeredStore, PackStore, open_remote, packs_beside
-from tunebook.stores._files import FileLock, distrust, maker_of, opened, write_file
+from tunebook.stores._files import FileLock, distrust, fault_of, for_the_command, maker_of, opened, write_file
 from tunebook.stores._layered import FOLDER
 from tunebook.stores._listing import Catalogue
 from tunebook.stores._remote import without_secrets
@@ -111,18 +112,24 @@ def _directory(root: Path) -> Iterator[Finding]:
 
 
 def _writable(root: Path) -> Finding:
-    place = root / "v1" / "tmp"
     try:
-        if place.is_dir():
-            trial = place / f"doctor-{os.urandom(8).hex()}"
-            write_file(trial, b"", sync=None)
-            trial.unlink()
-        elif not os.access(root, os.W_OK):
-            raise PermissionError(13, "Permission denied")
+        _write_in(root)
     except OSError as error:
         said = f"not writable: {error.strerror}. Programs keep their results in memory only."
-        return Finding("warning", "writing", said, f"Run chmod u+w {root}, or set TUNEBOOK_HOME.")
+        return Finding("warning", "writing", said, for_the_command(fault_of(error)[1]))
     return Finding("good", "writing", "works")
+
+
+def _write_in(root: Path) -> None:
+    """Write and remove a file of a book, or raise the `OSError` of programs there; makes no directory."""
+    place = root / "v1" / "tmp"
+    if place.is_dir():
+        trial = place / f"doctor-{os.urandom(8).hex()}"
+        write_file(trial, b"", sync=None)
+        trial.unlink()
+    elif not os.access(root, os.W_OK):
+        code = errno.EROFS if os.statvfs(root).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(code, os.strerror(code))
 
 
 def _mount(root: Path) -> Finding:

@@ -7,6 +7,7 @@ set TUNEBOOK_PIN instead.
 from __future__ import annotations
 
 import time
+import warnings
 from ast import literal_eval
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.durations import ratio_text
-from tunebook._base.errors import StoreError, clean, did_you_mean
+from tunebook._base.errors import StoreError, TunebookWarning, clean, did_you_mean
 from tunebook._base.record_format import Record
 from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
 from tunebook._cli._filters import FILTERS, book_of
@@ -103,8 +104,11 @@ def _before(record: Record, config: Json) -> str:
 @contextmanager
 def lock_problem(store: Store, problem: Problem) -> Iterator[Record | None]:
     """Prevent other processes from tuning a problem inside the block; yields the current record."""
-    # Nothing to look for: results of other processes do not end the wait.
-    lease: object = acquire(store.leases(), problem_id(problem), look=lambda: None, deadline_s=_WAIT_S)
+    with warnings.catch_warnings():
+        # A book without leases that can be written cannot be written either, which is the error of the write.
+        warnings.simplefilter("ignore", TunebookWarning)
+        # Nothing to look for: results of other processes do not end the wait.
+        lease: object = acquire(store.leases(), problem_id(problem), look=lambda: None, deadline_s=_WAIT_S)
     if not isinstance(lease, Lease):
         raise StoreError("busy", store.where, f"{problem.op} is being tuned by another process; try again later")
     with lease:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     Sync: TypeAlias = Callable[[int], None]
 
 # By error number: the kind of our error, and the remedy.
-_ELSEWHERE: Final = "choose another place with TUNEBOOK_HOME, or with path= where you gave one"
+_BY_PATH: Final = ", or with path= where you gave one"
+_ELSEWHERE: Final = f"choose another place with TUNEBOOK_HOME{_BY_PATH}"
 _FAULTS: Final = {
     errno.ENOSPC: ("full", f"Free some space there, or {_ELSEWHERE}."),
     errno.EDQUOT: ("quota", f"Free some of your quota there, or {_ELSEWHERE}."),
@@ -44,15 +45,24 @@ _FAULTS: Final = {
 }
 
 
+def fault_of(error: OSError) -> tuple[str, str]:
+    """Return the kind of our error for an error of the file system, and the remedy."""
+    return _FAULTS.get(error.errno or 0, ("io", "Check the disk and its mount."))
+
+
 def _fault(found: str, where: str, error: OSError) -> StoreError:
-    kind, remedy = _FAULTS.get(error.errno or 0, ("io", "Check the disk and its mount."))
+    kind, remedy = fault_of(error)
     return StoreError(kind, where, f"{found.format(where, error.strerror or error)} {remedy}")
 
 
-# How a program goes on after a failed read or write; the command leaves the sentences out of the `StoreError`.
-MEANWHILE: Final = ("It counts as empty meanwhile.", "Results stay in memory, for this process only.")
-read_fault: Final = partial(_fault, f"cannot read {{}}: {{}}. {MEANWHILE[0]}")
-_write_fault: Final = partial(_fault, f"cannot write to {{}}: {{}}. {MEANWHILE[1]}")
+_EMPTY, _IN_MEMORY = " It counts as empty meanwhile.", " Results stay in memory, for this process only."
+read_fault: Final = partial(_fault, f"cannot read {{}}: {{}}.{_EMPTY}")
+_write_fault: Final = partial(_fault, f"cannot write to {{}}: {{}}.{_IN_MEMORY}")
+
+
+def for_the_command(text: str) -> str:
+    """Return a message without the words that hold for programs: no program goes on here, and no code has a path."""
+    return text.replace(_EMPTY, "").replace(_IN_MEMORY, "").replace(_BY_PATH, " or --book")
 
 
 @contextmanager
