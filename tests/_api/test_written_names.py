@@ -194,6 +194,7 @@ def test_a_heuristic_inside_the_space_is_no_news():
         ({"store": 5}, "store= takes a path, an address.*found the int 5"),
         ({"on_event": 5}, "on_event=5: give a function on_event"),
         ({"tolerance": "1e-3"}, "tolerance='1e-3': write a number"),
+        ({"tolerance": {"flaot32": 1e-3}}, "unknown dtype 'flaot32'; did you mean 'float32'"),
         ({"check": "yes"}, "check='yes': write True"),
         ({"objective": "fast"}, "objective='fast'|'fast'"),
         ({"strategy": "guess"}, "'guess'"),

@@ -307,6 +307,15 @@ def test_an_invalid_tolerance_is_an_error_where_it_is_given(tolerance):
         comparison(True, tolerance)
 
 
+@pytest.mark.parametrize("name", ["flaot32", "float23", "f4", np.float32])
+def test_a_tolerance_for_an_unknown_dtype_is_an_error_where_it_is_given(name):
+    with pytest.raises(DefinitionError, match=r"tolerance=.*: unknown dtype .* Valid: float64, complex128, float32"):
+        comparison(True, {name: 1e-3})
+    with pytest.raises(DefinitionError, match=r"unknown dtype 'flaot32'; did you mean 'float32'\?"):
+        comparison(True, {"flaot32": 1e-3})
+    assert comparison(True, dict.fromkeys(("float32", "bfloat16", "complex64", "float8_e4m3fn", "float4_e2m1fn"), 1e-3))
+
+
 RECORD = [("x", "f8"), ("n", "i4")]
 MASKED = np.ma.masked_array([1.0, 2.0, 3.0], mask=[False, True, False])
 

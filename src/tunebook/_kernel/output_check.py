@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from tunebook._arrays.describe import ATOMS, arrays_in, is_array, map_leaves, parts_of, walk
 from tunebook._arrays.library import dtype_name, library_of
-from tunebook._base.errors import DefinitionError, hide_own_frames, text_of
+from tunebook._base.errors import DefinitionError, did_you_mean, hide_own_frames, text_of
 
 Compare: TypeAlias = "Callable[[Any, Any], Any]"
 """Called with an output and the right output; returns None or True if they agree, else False, a reason, a `Mismatch`.
@@ -31,6 +31,7 @@ _SAME_FORMAT: Final[Mapping[str, str]] = {
 }  # fmt: skip
 # Arguments of 8 bits and less count as this.
 _NARROW: Final = "bfloat16"
+_NARROW_NAMES: Final = ("float4", "float6", "float8")  # how their names begin: each format has one, as float8_e4m3fn
 # A sum of n terms in another order differs by about sqrt(n) roundings of the accumulator, four times that at most.
 # Kernels sum 16-bit numbers in 32 bits.
 _ROUNDING: Final = {True: 4 * 2.0**-52, False: 4 * 2.0**-23}
@@ -171,6 +172,9 @@ def comparison(
             raise DefinitionError(
                 f'tolerance={tolerance!r}: write a number, as 1e-3, or one per dtype: {{"float32": 1e-3}}'
             )
+        for name in tolerance if isinstance(tolerance, Mapping) else ():
+            if name not in TOLERANCE and not str(name).startswith(_NARROW_NAMES):
+                raise DefinitionError(f"tolerance={tolerance!r}: {did_you_mean('dtype', str(name), TOLERANCE)}")
         return Comparison(tolerance)
     if check is False:
         return None
