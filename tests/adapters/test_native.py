@@ -438,6 +438,16 @@ def test_where_nothing_can_be_written_it_works_for_this_process(tmp_path, place)
     assert len(warned) == 1
 
 
+def test_a_warning_of_a_thread_that_compiles_points_at_the_line_of_the_program():
+    library = CLibrary(TIMES_N, cache="/proc/nowhere")
+    times = tunable(
+        lambda x, *, config: library(config).times(x), name="times", space=Space(N=[3]), compile=library.compile
+    )
+    with pytest.warns(TunebookWarning, match="not kept for the next process") as warned:
+        tune(times, 2)
+    assert {each.filename for each in warned} == {__file__}
+
+
 def test_a_full_disk_is_one_warning(tmp_path, monkeypatch):
     def replace_file(path, *rest, **options):
         if path.parent == tmp_path:

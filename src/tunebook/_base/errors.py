@@ -24,6 +24,7 @@ import sys
 import typing
 import warnings
 from collections.abc import Mapping
+from contextvars import ContextVar
 from importlib import import_module
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -248,6 +249,8 @@ _PACKAGE: Final = __file__.removesuffix("_base/errors.py")
 _PASSED: Final = (_PACKAGE, "<tunebook ", contextlib.__file__, typing.__file__)
 _WARNED_LIMIT: Final = 4096  # a service that meets new paths all the time must not grow without bound
 _warned: Final[dict[tuple[str, str], object]] = {}
+# The line that a warning points at in a thread of this package, which works for a call of another thread.
+CALLED_FROM: Final[ContextVar[tuple[str, int] | None]] = ContextVar("tunebook_called_from", default=None)
 
 
 def warn_once(kind: str, where: str, message: str) -> None:
@@ -261,17 +264,26 @@ def warn_once(kind: str, where: str, message: str) -> None:
         _warned.clear()
     text = clean_lines(message)
     log("warning", text, warned=True)
-    warnings.warn(text, TunebookWarning, stacklevel=_callers_level())
+    if (line := CALLED_FROM.get()) is None:
+        warnings.warn(text, TunebookWarning, stacklevel=_caller()[0])
+    else:
+        warnings.warn_explicit(text, TunebookWarning, *line)
 
 
-def _callers_level() -> int:
-    """Return how many frames of this package are above the caller's own line, which a warning is to point at."""
+def line_of_caller() -> tuple[str, int] | None:
+    """Return the file and the line of the program that this thread works for, as warnings name them."""
+    _, frame = _caller()
+    return CALLED_FROM.get() or (None if frame is None else (frame.f_code.co_filename, frame.f_lineno))
+
+
+def _caller() -> tuple[int, FrameType | None]:
+    """Return how many frames of this package are above the caller's own line, and the frame of that line."""
     level = 1
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as warnings.warn itself does
     # At the end of a process there is no other frame; the warning then names no line.
     while frame is not None and frame.f_code.co_filename.startswith(_PASSED):
         level, frame = level + 1, frame.f_back
-    return level
+    return level, frame
 
 
 def hide_own_frames(error: E) -> E:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from tunebook._base.config_codec import encode, fingerprint_of
-from tunebook._base.errors import CodecError
+from tunebook._base.errors import CALLED_FROM, CodecError, line_of_caller
 from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.record_format import blake2b
 
@@ -56,7 +56,8 @@ class Compiling(Generic[Cfg]):
         launch_axes: frozenset[str] = frozenset(),
     ) -> None:
         self._compile_one, self._candidates, self._clock_s = compile_one, candidates, clock_s
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tunebook-compile")
+        line = line_of_caller()
+        self._pool = ThreadPoolExecutor(threads, "tunebook-compile", lambda: CALLED_FROM.set(line))
         self._launch_axes = launch_axes
         self._futures: dict[str, Future[Compiled]] = {}
         self._builders: dict[str, str] = {}  # the first candidate of each program
