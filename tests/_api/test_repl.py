@@ -95,7 +95,7 @@ def test_every_public_object_shows_in_three_lines_and_says_what_it_is(tmp_path):
 def test_the_result_of_a_tuning_shows_its_choice_its_time_and_its_failures():
     matmul = tuned_kernel(FakeClock(), False)
     text = repr(tb.tune(matmul, 1))
-    assert "Config(block=1): 1.1 ms, fastest, 12 candidates, 1 failed, 12 measured" in text
+    assert "Config(block=1): 1.1 ms, fastest, 12 candidates, 1 failed, 12 tried" in text
     assert repr(matmul.explain(1)) == "<Explanation of mm@v0: Config(block=1) from memory; print it for the reasons>"
     assert "from memory" in str(matmul.explain(1))
 
@@ -106,7 +106,7 @@ def test_an_outcome_names_the_call_its_status_and_its_configuration():
         matmul(1)
         matmul("x")
     first, *rest = sorted(tb.tune_all(calls), key=lambda outcome: outcome.call.problem)
-    assert repr(first) == "<Outcome mm@v0 n='x': tuned Config(block=1), 1.1 ms; 12 measured, 1 of them failed>"
+    assert repr(first) == "<Outcome mm@v0 n='x': tuned Config(block=1), 1.1 ms; 12 tried, 1 of them failed>"
     assert repr(tb.tune_all(calls)[0]).endswith(": known Config(block=1); memory>")
     failed = first._replace(status="failed", tuned=None, config=None, detail="every candidate failed: no\n  all")
     assert repr(failed) == "<Outcome mm@v0 n='x': failed; every candidate failed: no>"

@@ -127,7 +127,7 @@ class TestLog:
         kernel()(7)
         began, chose, failed = [record.getMessage() for record in caplog.records]
         assert began == "tuning mm@v0 (n: 7): 3 candidates"
-        assert chose.startswith("chose Config(b=1) for mm@v0 (n: 7): 1 ms, fastest, 3 candidates, 1 failed, 3 measured")
+        assert chose.startswith("chose Config(b=1) for mm@v0 (n: 7): 1 ms, fastest, 3 candidates, 1 failed, 3 tried")
         assert (
             failed
             == "mm@v0: 1 of 3 candidates (Config(b=3)) did not run and cannot be chosen: ValueError: no shared memory"

@@ -277,7 +277,7 @@ def test_failed_candidates_are_counted_beside_the_measured_ones(tmp_path, run):
     calls.save("calls.json")
     code, out, _ = run("calls.json")
     assert code == 0
-    assert "4 measured, 2 of them failed (1 with a wrong output)" in out
+    assert "4 tried, 2 of them failed (1 with a wrong output)" in out
 
 
 def test_failures_of_an_earlier_part_of_a_tuning_are_counted_among_all_candidates(tmp_path, run):
@@ -287,7 +287,7 @@ def test_failures_of_an_earlier_part_of_a_tuning_are_counted_among_all_candidate
     assert run("calls.json", "--budget", "3 trials")[0] == 1
     code, out, _ = run("calls.json")
     assert code == 0
-    ran, known = map(int, re.search(r"(\d) measured, (\d) known; 2 of the 4 failed \(1 with", out).groups())
+    ran, known = map(int, re.search(r"(\d) tried, (\d) known; 2 of the 4 failed \(1 with", out).groups())
     assert (ran + known, known > 0) == (4, True)
 
 

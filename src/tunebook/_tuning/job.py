@@ -328,7 +328,7 @@ class Tuned(NamedTuple, Generic[Cfg]):
 
     @property
     def tally(self) -> str:
-        """How many candidates were measured, and how many failed or gave a wrong output, in a few words."""
+        """How many candidates were tried, and how many failed or gave a wrong output, in a few words."""
         kinds = [m.failure.kind for m in self.measurements if m.failure is not None]
         if not kinds:
             return f"{self.ran} measured"
@@ -336,7 +336,7 @@ class Tuned(NamedTuple, Generic[Cfg]):
         total, wrong = len(self.measurements), sum(kind in REJECTED for kind in kinds)
         known = f", {total - self.ran} known; {len(kinds)} of the {total}"
         counted = known if self.ran < total else f", {len(kinds)} of them"
-        return f"{self.ran} measured{counted} failed{f' ({wrong} with a wrong output)' if wrong else ''}"
+        return f"{self.ran} tried{counted} failed{f' ({wrong} with a wrong output)' if wrong else ''}"
 
     @property
     def summary(self) -> str:
@@ -347,9 +347,9 @@ class Tuned(NamedTuple, Generic[Cfg]):
             best = f"{self.stands}; measured winner {winner!r}: {best}"
         failed = sum(m.failure is not None for m in self.measurements)
         counted = "1 candidate" if len(self.measurements) == 1 else f"{len(self.measurements)} candidates"
-        counted += f", {failed} failed" if failed else ""
+        counted += f", {failed} failed, {self.ran} tried" if failed else f", {self.ran} measured"
         cut = "" if self.complete else ", not complete"
-        return f"{best}{counted}, {self.ran} measured in {seconds_text(self.seconds)}{cut}"
+        return f"{best}{counted} in {seconds_text(self.seconds)}{cut}"
 
     def _repr_html_(self) -> str:
         # By name, because reports stand above tuning: only a notebook that shows a result needs them.
