@@ -138,6 +138,21 @@ class TestLog:
         assert "mm@v0: trying 1/3" in caplog.text
         assert "autotune_finish" in caplog.text
 
+    def test_failures_of_different_kinds_have_a_line_each(self, caplog):
+        caplog.set_level(logging.INFO, logger="tunebook")
+        clock, errors = FakeClock(), {2: ValueError("small"), 3: MemoryError("full"), 4: ValueError("small")}
+
+        @tb.tunable(space=tb.Space(b=[1, 2, 3, 4]), store=False, name="mm", tuner=fake_tuner(clock))
+        def matmul(n, *, config):
+            clock.spend(1e-3)
+            if config.b in errors:
+                raise errors[config.b]
+            return n
+
+        matmul(1)
+        found = re.findall(r"(\d) of 4 candidates .* did not run and cannot be chosen: (.*)", caplog.text)
+        assert sorted(found) == [("1", "MemoryError: full"), ("2", "ValueError: small")]
+
     def test_arguments_are_in_the_order_of_the_signature(self, caplog):
         caplog.set_level(logging.INFO, logger="tunebook")
         tb.tunable(lambda q, k, *, config: q, space=[{"b": 1}], store=False, name="mm")(1, 2)

@@ -137,13 +137,16 @@ def _warn_of_a_death(problem: Problem, job: Job[Any]) -> None:
 
 
 def tell_of_failures(problem: Problem, job: Job[Any], tuned: Tuned[Any]) -> None:
-    """Log the failures of this tuning in one line, and warn of wrong outputs, once per kernel and version of it."""
+    """Log the failures of this tuning by their kinds, and warn of wrong outputs, once per kernel and version of it."""
     # An edited kernel's are of other code; of the failures of a tuning that was interrupted nothing was told.
     known = set() if job.history.unfinished else {identity(m) for m in job.known}
     new = [m for m in tuned.measurements if m.failure is not None and identity(m) not in known]
     wrong = list(filter(is_wrong, new))
-    if len(wrong) < len(new):
-        rest = [m for m in new if m not in wrong]
+    kinds: dict[str, list[Measurement]] = {}
+    for m in new:
+        if m.failure is not None and not is_wrong(m):
+            kinds.setdefault(m.failure.said.partition(":")[0], []).append(m)
+    for rest in kinds.values():
         log("info", f"{problem.op}: {_some(rest, tuned)} did not run and cannot be chosen: {_reason(rest)}")
     # On made-up arguments an output may be wrong that is right on a caller's.
     if wrong and wrong[0].values_from == "call":
