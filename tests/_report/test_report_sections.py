@@ -56,6 +56,8 @@ class TestNoWinner:
         made = report([record(), raised])
         assert column(data_in(made.html)["undecided"], "First failure") == ["raised AttributeError: no n"]
         assert "of a kernel without a heuristic they raise NoConfig" in made.html
+        assert column(data_in(made.html)["failures"], "Kind") == ["raised"]
+        assert made.model.failure_kinds == (("raised", len(SPACE)),)
 
     def test_a_book_whose_entries_all_have_one_says_nothing(self):
         made = report([record(), record(size=3, failing=SPACE[:2])])

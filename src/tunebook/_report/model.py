@@ -65,11 +65,11 @@ class KernelGroup(NamedTuple):
 class ReportModel(NamedTuple):
     """Everything that a report shows. `details` has at most `DETAILS` entries, chosen by their gain over the heuristic.
 
-    `failure_kinds` counts all failed candidates. `failures` has the kernel, kind, message, count and an example of
-    failures of at most `READ_FAILURES` entries: messages that differ only in numbers are one cause, and the first is
-    shown. `with_failures` is the number of entries that have failed candidates. `undecided` has the entries without a
-    winner, because all candidates failed, with a message of their candidates. `devices` has the short name of each
-    device by its fingerprint.
+    `failure_kinds` counts all failed candidates by kind, in the words of explanations. `failures` has the kernel, kind,
+    message, count and an example of failures of at most `READ_FAILURES` entries: messages that differ only in numbers
+    are one cause, and the first is shown. `with_failures` is the number of entries that have failed candidates.
+    `undecided` has the entries without a winner, because all candidates failed, with a message of their candidates.
+    `devices` has the short name of each device by its fingerprint.
     """
 
     title: str
@@ -127,7 +127,7 @@ def model_of(records: Iterable[Record], *, title: str, where: str, made: float) 
         if len(ranked) > 8 * DETAILS:
             ranked = _most_interesting(ranked)  # a record may be large: few are kept
         if entry.failed:
-            kinds.update(entry.failed)
+            kinds.update({_word(kind): count for kind, count in entry.failed.items()})
             with_failures += 1
             if with_failures <= READ_FAILURES:
                 _count(facts_of(record), failures)
@@ -166,10 +166,15 @@ def _count(facts: MeasuredRecord, failures: dict[tuple[str, str, str], FailureCa
     for m in facts.current:
         if m.failure is not None:
             message = next(iter(m.failure.message.strip().splitlines()), "")[:300]
-            key = (facts.record.problem.op, m.failure.kind, cause_of(message))
+            key = (facts.record.problem.op, _word(m.failure.kind), cause_of(message))
             if key not in failures and len(failures) >= _MESSAGES:
                 key, message = (*key[:2], "other messages"), "other messages"
             failures.setdefault(key, FailureCause(message, m.config, names)).count += 1
+
+
+def _word(kind: str) -> str:
+    """Return the word of explanations for a kind of failure."""
+    return "raised" if kind == "launch" else kind
 
 
 def cause_of(message: str) -> str:
