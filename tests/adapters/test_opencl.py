@@ -87,7 +87,7 @@ def test_flags_of_a_configuration_are_build_options(context, queue):
 
 
 def test_the_error_has_the_compilers_message_and_the_configuration(context):
-    with pytest.raises(CompileError, match=r"(?s)error.*FACTOR.*\(OTHER=1\)"):
+    with pytest.raises(CompileError, match=r"(?s)error.*FACTOR.*\n  compiled with OTHER=1\b"):
         CLProgram(context, SCALE).compile({"OTHER": 1})
 
 

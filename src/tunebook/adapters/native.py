@@ -149,7 +149,8 @@ class CLibrary:
     def _ask_compiler(self, arguments: list[str], text: str, macros: Macros) -> None:
         returned, said = _run([self._executable, *arguments], text, self._timeout_s)
         if returned is None:
-            raise CompileError(f"{self._source.name}: the compiler took longer than {self._timeout_s:g} s ({macros})")
+            late = f"{self._source.name}: the compiler took longer than {self._timeout_s:g} s"
+            raise CompileError(complaint("", late, macros))
         if returned != 0:
             raise CompileError(complaint(said, f"{self._executable} ended with {returned}", macros))
 

@@ -122,8 +122,11 @@ def digest(parts: list[Json]) -> str:
 
 
 def complaint(said: str, otherwise: str, macros: Macros | str) -> str:
-    """Return a message that begins with the first error, since lists of failures show one line of each."""
+    """Return a message that begins with the first error, since lists of failures show one line of each.
+
+    The macros are in the second line: failures with the same first line are listed as one.
+    """
     lines = [line[:200] for line in said.splitlines() if line.strip()]
     first = next((i for i, line in enumerate(lines) if "error" in line), 0)
     shown = lines[first : first + 12] or [otherwise]
-    return "\n".join([f"{shown[0]} ({macros})", *(f"  {line}" for line in shown[1:])])
+    return "\n".join([shown[0], *(f"  {line}" for line in (f"compiled with {macros}", *shown[1:]))])
