@@ -86,6 +86,7 @@ class TestTheCommand(OnABook):
         [
             (["ls", "--jsn"], "unrecognized arguments: --jsn; did you mean --json?"),
             (["prune", "--older-then=3d"], "did you mean --older-than?"),
+            (["ls", "--foo"], "unrecognized arguments: --foo; `tunebook ls --help` lists the options"),
             (["ls", "--zzz"], "unrecognized arguments: --zzz; `tunebook ls --help` lists the options"),
         ],
     )
@@ -204,6 +205,18 @@ class TestLs(OnABook):
         assert max(map(len, table.splitlines())) <= 40
         assert "block=16" in table
         assert "device" not in table
+
+    @pytest.mark.parametrize("width", [40, 50])
+    def test_a_narrow_terminal_tells_the_entries_of_a_kernel_apart(self, width, place, run, monkeypatch, ids):
+        monkeypatch.setenv("COLUMNS", str(width))
+        out = run("ls", "scale")[1]
+        assert sorted(re.findall(r"\bn=\d+", out)) == sorted(f"n={n}" for n in (8, 16, 32, 64, 128))
+
+    def test_the_help_says_what_the_age_is(self, capsys):
+        with pytest.raises(SystemExit, match="0"):
+            main(["ls", "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert "The age of an entry in a directory counts from the last write to its file" in said
 
     @pytest.mark.parametrize("width", [50, 60, 80, 100, 120])
     def test_tables_fit_any_width(self, width, place, run, monkeypatch):

@@ -114,9 +114,10 @@ class _Parser(ArgumentParser):
             return ""
         from difflib import get_close_matches  # noqa: PLC0415 - loaded late: 3 ms
 
-        options = [name for action in self._actions for name in action.option_strings]
-        near = get_close_matches(given, options, n=1)
-        return f"; did you mean {near[0]}?" if near else f"; `{self.prog} --help` lists the options"
+        # Without their dashes, which all have in common: --foo is not near to --book.
+        options = {name.lstrip("-"): name for action in self._actions for name in action.option_strings}
+        near = get_close_matches(given.lstrip("-"), options, n=1)
+        return f"; did you mean {options[near[0]]}?" if near else f"; `{self.prog} --help` lists the options"
 
 
 def parser_of(name: str) -> ArgumentParser:

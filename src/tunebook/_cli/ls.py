@@ -1,4 +1,8 @@
-"""List the entries of the book, the newest first. Exits with 1 if no entry matches."""
+"""List the entries of the book, the newest first.
+
+The age of an entry in a directory counts from the last write to its file, which may be a pin, an unpin or a copy of
+the book. Exits with 1 if no entry matches.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +31,11 @@ _COLUMNS: Final = (
     TextColumn("config", style="green", whole=True),
     TextColumn("time", "right"),
     TextColumn("", style="yellow"),
-    TextColumn("call", give=3, from_width=56),
+    TextColumn("call", give=3),
     TextColumn("device", give=4, from_width=72),
     TextColumn("age", "right", from_width=90),
 )
+_NARROW: Final = 56  # on a narrower terminal a call is below its row: cut, it would not tell entries apart
 _SUMMARY: Final = (
     KERNEL._replace(give=1),
     TextColumn("device", give=2),
@@ -90,7 +95,8 @@ def _entries(found: Sequence[Listed], devices: int, terminal: Terminal) -> None:
         # The name of a device is long, and nearly every book has only one: then the line below the table names it.
         device = clean(listed.device) if devices > 1 else ""
         rows.append((listed.id[:SHORT_ID], clean(listed.op), config, took, state, call, device, age))
-    terminal.table(_COLUMNS, rows)
+    narrow = terminal.width < _NARROW
+    terminal.table([c._replace(whole=True) if narrow and c.title == "call" else c for c in _COLUMNS], rows)
 
 
 def _state(record: Record) -> str:
