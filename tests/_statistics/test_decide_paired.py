@@ -70,7 +70,7 @@ def test_candidates_with_the_same_samples_stay_equal():
     samples = raced({"a": 1.03, "z": 1.0}, 48, 4)
     verdict = decide([measured(*pair) for pair in (samples | {"twin": samples["z"]}).items()])
     assert len({r.value_s for r in verdict.ranking if r.measurement.config in {"twin", "z"}}) == 1
-    assert verdict.winner.measurement.config == "twin"  # the first alphabetically
+    assert verdict.winner.measurement.config == "twin"  # the first by the alphabet
 
 
 def test_a_dropped_candidate_stays_behind_the_finalists():
@@ -84,10 +84,10 @@ def test_a_dropped_candidate_stays_behind_the_finalists():
     [
         ("host-clock", "tie, kept the heuristic"),
         ("do_bench", "tie, kept the heuristic"),
-        ("device-events/cold-l2/launch", "tie, first alphabetically"),
-        ("device-profiler/warm-cache", "tie, first alphabetically"),
-        ("opencl-events", "tie, first alphabetically"),  # as records have it
-        ("device-clock/quartz", "tie, first alphabetically"),
+        ("device-events/cold-l2/launch", "tie, first by its values"),
+        ("device-profiler/warm-cache", "tie, first by its values"),
+        ("opencl-events", "tie, first by its values"),  # as records have it
+        ("device-clock/quartz", "tie, first by its values"),
     ],
 )
 def test_times_by_any_device_clock_get_the_narrow_tolerance(clock, rule):

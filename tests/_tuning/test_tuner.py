@@ -6,6 +6,7 @@ import itertools
 import math
 import pickle
 import random
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -50,6 +51,19 @@ class TestDecide:
         assert winner(tied, incumbent=fingerprint("c"), heuristic=fingerprint("b")) == "c"
         assert winner(tied, heuristic=fingerprint("b")) == "b"
         assert winner(tied) == "a"
+
+    def test_of_tied_candidates_the_smallest_number_is_first(self):
+        configs = [{"by": 128, "bx": 8}, {"by": 32, "bx": 16}, {"by": 32, "bx": 8}, {"by": 32.0, "bx": 8}]
+        found = {repr(winner([measured(config, 1.0) for config in order])) for order in permutations(configs)}
+        assert found == {repr(encode(configs[-1]))}, "equal numbers do not leave it to the order"
+        values = [None, 0.5, 32, 128, "128", "32", [4, 8], [4, 16], {"x": 1}]  # of any kinds
+        for n, value in enumerate(values):
+            assert winner([measured({"by": each}, 1.0) for each in values[n:][::-1]]) == encode({"by": value})
+
+    def test_the_winner_alone_is_not_tied(self):
+        assert repr(decide([measured("a", 1.0), measured("b", 2.0)])).startswith("<Verdict 1 s, fastest, 2 ranked: ")
+        tie = "<Verdict 1 s, tie, first by its values, 2 ranked, 2 tied: "
+        assert repr(decide([measured("a", 1.0), measured("b", 1.0)])).startswith(tie)
 
     def test_an_incumbent_that_is_clearly_slower_loses(self):
         assert winner([measured("old", 2.0), measured("new", 1.0)], incumbent=fingerprint("old")) == "new"

@@ -23,7 +23,7 @@ from tunebook._statistics.race import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tunebook._base.vocabulary import Measurement
+    from tunebook._base.vocabulary import Json, Measurement
 
 # Candidates closer than this to the best one may be tied, however quiet the samples look: the next process would
 # measure differences as large.
@@ -109,7 +109,8 @@ class Verdict(NamedTuple):
     objective: str = "typical"  # the name of the function that made the values
 
     def __repr__(self) -> str:
-        ranked = f"{len(self.ranking)} ranked, {len(self.tied)} tied"
+        tied = f", {len(self.tied)} tied" if len(self.tied) > 1 else ""
+        ranked = f"{len(self.ranking)} ranked{tied}"
         return f"<Verdict {seconds_text(self.winner.value_s)}, {self.rule}, {ranked}: {self.winner.measurement!r}>"
 
 
@@ -124,12 +125,12 @@ def decide(
     """Choose among measurements; return None if all failed.
 
     `incumbent` and `heuristic` are fingerprints. An incumbent that cannot be told apart from the fastest stays.
-    Otherwise the heuristic wins, or the first candidate by the text of its configuration, among the candidates that are
-    surely as good as the fastest: neither noise nor the order of the candidates decides.
+    Otherwise the heuristic wins, or the first candidate by the values of its configuration, among the candidates that
+    are surely as good as the fastest: neither noise nor the order of the candidates decides.
     """
     ranking = sorted(
         (Ranked(m, objective(samples)) for m in measurements if m.failure is None and (samples := m.valid_samples_s)),
-        key=lambda r: (r.measurement.dropped, r.value_s, _text(r)),
+        key=lambda r: (r.measurement.dropped, r.value_s, _place(r)),
     )
     if not ranking:
         return None
@@ -139,7 +140,7 @@ def decide(
     alike, as_good = _bands(finalists, objective, error, pause)
     tied = [r for r in finalists if _behind(r, finalists[0]) <= alike]
     good = [r for r in tied if _behind(r, finalists[0]) <= as_good]
-    winner, rule = (good[0], "fastest") if len(good) == 1 else (min(good, key=_text), "tie, first alphabetically")
+    winner, rule = (good[0], "fastest") if len(good) == 1 else (min(good, key=_place), "tie, first by its values")
     for kept, among, fingerprint in (("earlier choice", tied, incumbent), ("heuristic", good, heuristic)):
         found = next((r for r in among if r.measurement.fingerprint == fingerprint), None)
         if found is not None and len(among) > 1:
@@ -164,7 +165,7 @@ def _compare(finalists: Sequence[Ranked], objective: Objective, pause: Pause) ->
     scale = finalists[0].value_s / found.times[0]
     times = {samples: scale * found.times[name] for name, samples in enumerate(distinct)}
     compared = [r._replace(value_s=times[r.measurement.valid_samples_s]) for r in finalists]
-    return sorted(compared, key=lambda r: (r.value_s, _text(r))), found.error
+    return sorted(compared, key=lambda r: (r.value_s, _place(r))), found.error
 
 
 def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None, pause: Pause) -> tuple[float, float]:
@@ -203,5 +204,22 @@ def _behind(ranked: Ranked, best: Ranked) -> float:
     return (ranked.value_s - best.value_s) / abs(best.value_s) if best.value_s else math.inf
 
 
-def _text(ranked: Ranked) -> str:
-    return canonical_json(ranked.measurement.config)
+def _place(ranked: Ranked) -> tuple[object, ...]:
+    """Return the place of a candidate among equals: numbers by size, texts by the alphabet, axes by their names."""
+    config = ranked.measurement.config
+    return _ordered(config), canonical_json(config)  # 1 and 1.0 are equal, and not the same configuration
+
+
+def _ordered(value: Json) -> tuple[object, ...]:
+    """Return a JSON value as a tuple that compares with the tuple of any other: its kind, and its content."""
+    match value:
+        case dict():
+            return 4, tuple((name, _ordered(value[name])) for name in sorted(value))
+        case list():
+            return 3, tuple(map(_ordered, value))
+        case str():
+            return 2, value
+        case None:
+            return (0,)
+        case _:
+            return 1, value
