@@ -207,6 +207,12 @@ def test_a_wrong_option_is_one_clear_error_where_it_is_written(options, message)
         kernel(**options)
 
 
+@pytest.mark.parametrize(("given", "kind"), [(3, "an int"), (SPACE, "a Space")])
+def test_a_value_in_place_of_the_function_is_named_with_its_article(given, kind):
+    with pytest.raises(tb.DefinitionError, match=rf"takes a function first, not {kind}; write tunable\(space="):
+        tb.tunable(given, space=SPACE)
+
+
 def test_a_policy_may_be_the_name_of_its_fallback():
     matmul = kernel(policy="heuristics")
     assert matmul.selector.policy == tb.AutotunePolicy(cache_miss_fallback="heuristics")

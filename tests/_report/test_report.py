@@ -381,7 +381,7 @@ class TestThePage:
     def test_saving_writes_the_html_to_the_file(self, tmp_path):
         shown = report([record()], tmp_path / "report.html")
         assert (tmp_path / "report.html").read_text(encoding="utf-8") == shown.html
-        assert repr(shown) == "Report('matmul@v0', 1 entries)"
+        assert repr(shown) == "Report('matmul@v0', 1 entry)"
 
 
 @given(st.text(), st.text())

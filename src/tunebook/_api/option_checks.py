@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any, Final, NamedTuple
 
-from tunebook._base.errors import DefinitionError, did_you_mean
+from tunebook._base.errors import DefinitionError, did_you_mean, with_article
 
 
 class _Rule(NamedTuple):
@@ -53,8 +53,8 @@ _RULES: Final[Mapping[str, _Rule]] = {
 def check_function(function: object) -> None:
     """Raise `DefinitionError` if `tunable` got anything but a function, most often its space."""
     if not callable(function):
-        kind = type(function).__name__
-        raise DefinitionError(f"tunable() takes a function first, not a {kind}; write tunable(space=Space(...))")
+        kind = with_article(type(function).__name__)
+        raise DefinitionError(f"tunable() takes a function first, not {kind}; write tunable(space=Space(...))")
 
 
 def check_options(options: Mapping[str, Any], valid: Iterable[str], function: str = "tunable") -> None:

@@ -10,7 +10,15 @@ from tunebook._api.bound_method import TunableMethod, is_method
 from tunebook._api.function_kernel import FunctionKernel, TunableOptions
 from tunebook._api.option_checks import check_function, check_options
 from tunebook._arrays.library import load_adapters
-from tunebook._base.errors import DefinitionError, ProgramsLines, TunebookError, TuningFailed, clean, did_you_mean
+from tunebook._base.errors import (
+    DefinitionError,
+    ProgramsLines,
+    TunebookError,
+    TuningFailed,
+    clean,
+    did_you_mean,
+    with_article,
+)
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._kernel.kernel import Kernel
@@ -354,7 +362,7 @@ def tune_recorded(
     """Tune one recorded call within the budget `left`, unless the call is known, or `again` if it is."""
     kernel = call.kernel
     if not isinstance(kernel, Kernel):
-        reason = f"was noted with a {type(kernel).__name__}, not with a Kernel"
+        reason = f"was noted with {with_article(type(kernel).__name__)}, not with a Kernel"
         reason = f"is not defined in this process; import {call.module} first" if kernel is None else reason
         return Outcome(call, "skipped", f"{call.problem.op} {reason}")
     selector = getattr(kernel, "selector", None) or selector or call.selector

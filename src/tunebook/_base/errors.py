@@ -216,6 +216,15 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     return "".join(f"; did you mean {close!r}?" for close in get_close_matches(name, list(names), n=1, cutoff=0.6))
 
 
+def with_article(kind: str) -> str:
+    """Return the name of a class with its article.
+
+    >>> with_article("int"), with_article("Space")
+    ('an int', 'a Space')
+    """
+    return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
+
+
 def clean(text: str) -> str:
     r"""Return a text without control characters: anybody may have written the names and messages in a book.
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from tunebook._arrays.describe import ATOMS, is_array, key_function, parts_of, walk
 from tunebook._arrays.library import library_of
-from tunebook._base.errors import DefinitionError, TuningFailed
+from tunebook._base.errors import DefinitionError, TuningFailed, with_article
 from tunebook._kernel.output_check import Comparison
 
 # Their attributes are code and settings.
@@ -291,7 +291,7 @@ def refuse_iterators(arguments: object) -> None:
     """Raise `TuningFailed` if a second run cannot get the same arguments, because the first uses one up."""
     for leaf in walk(arguments):
         if type(leaf) not in ATOMS and isinstance(leaf, Iterator):
-            problem = f"a {type(leaf).__qualname__} among the arguments is used up by the first run"
+            problem = f"{with_article(type(leaf).__qualname__)} among the arguments is used up by the first run"
             raise TuningFailed(problem, [DefinitionError("pass a list instead")])
 
 

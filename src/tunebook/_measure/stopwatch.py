@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from tunebook._arrays.describe import is_array, map_leaves, parts_of, walk
 from tunebook._arrays.library import library_of
 from tunebook._arrays.made_up import duplicate
-from tunebook._base.errors import CompileError, DefinitionError, text_of
+from tunebook._base.errors import CompileError, DefinitionError, text_of, with_article
 from tunebook._base.vocabulary import Failure, FailureKind
 from tunebook._kernel.output_check import CheckError, Mismatch, as_mismatch, is_scalar
 from tunebook._measure.argument_restore import Restorer, refuse_iterators
@@ -154,8 +154,8 @@ def _refuse_deferred_output(output: object) -> None:
     if isinstance(output, (CoroutineType, GeneratorType, AsyncGeneratorType)):
         if isinstance(output, CoroutineType):
             output.close()  # or Python warns that it was never awaited
-        kind = type(output).__name__.replace("_", " ")
-        raise DefinitionError(f"it returns a {kind}, which has not run yet. Tune the function that does the work")
+        kind = with_article(type(output).__name__.replace("_", " "))
+        raise DefinitionError(f"it returns {kind}, which has not run yet. Tune the function that does the work")
 
 
 def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1) -> Trial:

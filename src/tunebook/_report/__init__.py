@@ -66,7 +66,8 @@ class Report:
         return tag("iframe", srcdoc=self.html, style="width:100%;height:720px;border:0", title="tunebook report")
 
     def __repr__(self) -> str:
-        return f"Report({self.model.title!r}, {len(self.model.entries)} entries)"
+        many = len(self.model.entries)
+        return f"Report({self.model.title!r}, {many} {'entry' if many == 1 else 'entries'})"
 
 
 def report(

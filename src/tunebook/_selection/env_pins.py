@@ -164,7 +164,8 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
         # A pin may be nearly the name of this kernel; kernels that are not called are unknown.
         for name in names_of(kernel.op_id_v):
             for pin in difflib.get_close_matches(name, pins, n=1, cutoff=0.8):
-                warn_once("pin", pin, f"TUNEBOOK_PIN pins {pin!r}, which is not the name of this kernel: {name!r}")
+                said = f"TUNEBOOK_PIN pins {pin!r}, and not {name!r}, so it has no effect on this kernel"
+                warn_once("pin", pin, f"{said}. Correct the name if you mean this kernel")
         return None
     wanted = pins[named]
     found = list(islice(_fitting(kernel, inv, wanted), 2))

@@ -23,7 +23,7 @@ from tunebook._base.environment_variables import (
     signing_key,
     warn_of_unknown_settings,
 )
-from tunebook._base.errors import CodecError, DefinitionError, warn_once
+from tunebook._base.errors import CodecError, DefinitionError, warn_once, with_article
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Json, Problem
 from tunebook._kernel.kernel import LIVE
@@ -232,7 +232,9 @@ class PersistentCache(Generic[C]):
         else:
             loaded = _shape(decode(stored, self._classes), self._cfg_type)
         if self._cfg_type is not None and not isinstance(loaded, self._cfg_type):
-            raise CodecError(f"expected a {self._cfg_type.__name__}, found a {type(loaded).__name__}")
+            raise CodecError(
+                f"expected {with_article(self._cfg_type.__name__)}, found {with_article(type(loaded).__name__)}"
+            )
         return typing.cast("C", loaded)
 
     def _guard(self) -> FaultsAreWarnings:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tunebook._arrays.device_fingerprint import device_fingerprint
-from tunebook._base.errors import CompileError, DefinitionError, MissingDependency
+from tunebook._base.errors import CompileError, DefinitionError, MissingDependency, with_article
 from tunebook._base.vocabulary import computed_once
 from tunebook.adapters._source.build_cache import BuildCache, PerConfig
 from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
@@ -190,7 +190,9 @@ def pointer(array: Any) -> ctypes.Array[ctypes.c_char] | ctypes.c_void_p:
     except (TypeError, ValueError):
         pass  # read-only, or not contiguous, or not an array
     if getattr(array, "ctypes", None) is None:
-        raise DefinitionError(f"a {type(array).__name__} has no memory that C could use; pass a numpy array")
+        raise DefinitionError(
+            f"{with_article(type(array).__name__)} has no memory that C could use; pass a numpy array"
+        )
     if not array.flags.c_contiguous:
         raise DefinitionError(
             f"an array of shape {array.shape} and strides {array.strides} is not C-contiguous; "

@@ -22,7 +22,7 @@ import pyopencl.array
 from tunebook._arrays.describe import arrays_in, platform_of
 from tunebook._arrays.library import ArrayLibrary, register_array_library
 from tunebook._arrays.made_up import fill, strides_for
-from tunebook._base.errors import CompileError, DefinitionError, Unsupported
+from tunebook._base.errors import CompileError, DefinitionError, Unsupported, with_article
 from tunebook._base.locks import InterruptSafeLock
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook.adapters._source.build_cache import PerConfig
@@ -59,7 +59,7 @@ class CLProgram:
     def __init__(self, context: cl.Context, source: str | Path, *, options: Iterable[str] = ()) -> None:
         if not isinstance(context, cl.Context):
             raise DefinitionError(
-                f"CLProgram takes a context and then the source, not a {type(context).__name__}; write "
+                f"CLProgram takes a context and then the source, not {with_article(type(context).__name__)}; write "
                 "CLProgram(pyopencl.create_some_context(interactive=False), source)"
             )
         self._context: Final = context

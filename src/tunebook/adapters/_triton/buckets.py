@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._base.errors import DefinitionError
+from tunebook._base.errors import DefinitionError, with_article
 from tunebook._keys.buckets import Buckets, as_buckets, exact
 from tunebook.adapters._triton.candidate import Launch
 
@@ -149,7 +149,7 @@ def _resized(
         if getattr(value, "untyped_storage", None) is not None:
             tensors[name] = value
         elif not isinstance(value, _SCALARS) and name in names:
-            raise _Ambiguous(f"{name} is a {type(value).__name__}")
+            raise _Ambiguous(f"{name} is {with_article(type(value).__name__)}")
         elif name not in own and type(value) is int and value in grown:
             raise _Ambiguous(f"{name} has the same value")
     forms = {name: _form(tensor, grown) for name, tensor in tensors.items()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 from triton import knobs
 from triton.runtime import driver
 
-from tunebook._base.errors import CompileError, DefinitionError, LeftOut, TuningFailed, Unsupported
+from tunebook._base.errors import CompileError, DefinitionError, LeftOut, TuningFailed, Unsupported, with_article
 from tunebook._base.locks import InterruptSafeLock
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._tuning.job import Budget, CandidateSet, Job, Part, Tuned
@@ -332,7 +332,7 @@ class DeviceTuner(Tuner):
             return "it has hooks, or a do_bench=, use_cuda_graph= or measure= of its own"
         for name, value in self._kernel.variables(job.parts[0].args[0].measured).items():
             if not isinstance(value, SCALARS) and getattr(value, "untyped_storage", None) is None:
-                return f"{name} is a {type(value).__name__}, and only tensors and numbers can be sent there"
+                return f"{name} is {with_article(type(value).__name__)}, and only tensors and numbers can be sent there"
         return None
 
     def _measure_isolated(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:
