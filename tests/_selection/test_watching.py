@@ -181,8 +181,8 @@ class TestLog:
     @pytest.mark.parametrize(
         ("code", "values", "why"),
         [
-            (2, [1, 2], "by other code (the kernel, or a function that it uses, was edited), so it is tuned anew"),
-            (1, [1, 2, 4], "with other candidates, so it is tuned anew"),
+            (2, [1, 2], "by other code (the kernel, or a function that it uses, was edited)"),
+            (1, [1, 2, 4], "with other candidates"),
         ],
     )
     def test_a_tuning_of_a_call_that_was_tuned_before_says_why(self, caplog, tmp_path, code, values, why):

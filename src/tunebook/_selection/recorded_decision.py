@@ -138,7 +138,7 @@ def why_tuned_anew(head: Head, checksum: str, code: str, so_far: int) -> str:
     """
     same_code = has_code(head, code) and checksum.startswith(f"{code}-")  # a kernel may make checksums of its own
     edited = "by other code (the kernel, or a function that it uses, was edited)"
-    reason = f"the entry was made {'with other candidates' if same_code else edited}, so it is tuned anew"
+    reason = f"the entry was made {'with other candidates' if same_code else edited}"
     return f"{reason}; {goes_on(so_far)}" if so_far else reason
 
 

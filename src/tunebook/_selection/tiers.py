@@ -306,7 +306,7 @@ class Memory(Tier[C]):
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
         config = self._parts.cache.get(*request.problem)
         if config is None:
-            return Skipped(f"no entry among {self._parts.cache.size()}")
+            return Skipped("no entry for this call and this code")
         code = self._code_of.get(request.problem)
         if code is not None and code != request.kernel.code_checksum:
             return Skipped("the entry was made by other code of the same name")
