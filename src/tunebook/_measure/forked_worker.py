@@ -147,7 +147,8 @@ class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
 
 def exit_failure(status: int | None, others: int) -> Failure:
     """Return the failure of a candidate that ended its process; without a `status`, other code reaped the child."""
-    after = f" (candidates that ran in the same process before: {others})" if others else ""
+    many = "1 other candidate" if others == 1 else f"{others} other candidates"
+    after = f", in a process that had run {many} before" if others else ""
     if status is None:
         return Failure(kind="crash", message=f"the process is gone; its status was collected elsewhere{after}")
     if status >= 0:

@@ -65,7 +65,7 @@ def warn_of_trust(op: str, rung: Trust, reason: str, *, behind: bool) -> None:
     warn_once(
         "trust",
         f"{op}:{rung}",
-        f"{op}: an entry answers that is trusted as {rung!r}, not as 'exact': {reason}. "
+        f"{op}: the answer is from an entry that was not made for exactly this call, trusted as {rung!r}: {reason}. "
         f"{'It is measured behind this call' if behind else here}; to refuse such entries, set "
         "TUNEBOOK_TRUST=exact",
     )
