@@ -3,8 +3,9 @@
     python examples/implementations.py
 
 A `TuneCache` holds the index of the fastest implementation for each kind of call. The first caller of a kind claims it,
-measures, and publishes the result; the others wait for it. A second run finds the results on disk. The checksum
-changes with the code of the implementations: an edited program measures again, and the old one keeps its results.
+measures, and publishes the result; the others wait for it. A second run finds the results on disk, in a directory for
+temporary files; without `root` they would be in your own book. The checksum changes with the code of the
+implementations: an edited program measures again, and the old one keeps its results.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import tempfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 
@@ -39,7 +42,8 @@ def by_convolution(values, width):
 
 IMPLEMENTATIONS = by_slices, by_running_sum, by_convolution
 CHECKSUM = hashlib.sha256("".join(map(inspect.getsource, IMPLEMENTATIONS)).encode()).hexdigest()
-CACHE = tb.TuneCache("moving-mean", tb.device_fingerprint())
+ROOT = Path(tempfile.gettempdir(), f"tunebook-implementations-{os.getuid()}")
+CACHE = tb.TuneCache("moving-mean", tb.device_fingerprint(), root=ROOT)
 measured = []  # the kinds of calls that this process has measured
 
 

@@ -21,7 +21,8 @@ def tune_and_show(function, calls, default):
         print(f"    {spelled(tuned.config)}")
     title, arguments = next(iter(calls.items()))
     print(f"\nWhy, for {title}?\n\n{function.explain(*arguments)}\n")
-    print(f"From now on, {function.__name__}(...) takes {call_time(function, arguments)} for this.")
+    chosen = spelled(function.config_for(*arguments))
+    print(f"From now on, {function.__name__}(...) runs with {chosen} for this, in other processes too.")
 
 
 def times_of(tuned):

@@ -31,7 +31,7 @@ from tunebook._report.model import DETAILS, KernelGroup, model_of
 from tunebook._report.page import svg_of, tag
 from tunebook._report.tuning_charts import best_so_far, importance, samples, samples_range
 from tunebook._selection.persistent_cache import PersistentCache
-from tunebook.stores import MemoryStore
+from tunebook.stores import MemoryStore, open_store
 
 EVIL = '<script>alert("x")</script>&\u2028'
 
@@ -121,6 +121,15 @@ class TestWhatItIsAbout:
 
     def test_an_empty_book_says_so(self):
         assert "This book has no entries yet" in report(MemoryStore()).html
+
+    def test_entries_of_a_tune_cache_which_have_no_times_are_left_out(self, tmp_path):
+        cache = tb.TuneCache("mean", "cpu", tmp_path)
+        outcome = tb.AutotuneOutcome("by_slices", 0, (1e-3,))
+        cache.persistent_cache_insert((1000, 4), "checksum", 0, [tb.AutotuneResult.success(outcome)])
+        assert len(list(open_store(tmp_path).items())) == 2
+        assert report(tmp_path).model.entries == ()
+        assert report([record()], compare=tmp_path).model.comparison.changes[0].kind == "new"
+        assert len(report([record()], compare=tmp_path).model.comparison.changes) == 1
 
     @pytest.mark.parametrize("what", [3, object(), [3], {"a": 1}])
     def test_an_unsupported_argument_is_an_error_that_names_supported_ones(self, what):

@@ -99,7 +99,8 @@ def test_an_example_prints_its_table_and_explains_its_choice(example, name, caps
     printed = capsys.readouterr().out
     for shown in ("best", "default", "worst", " x ", "Why", "winner", "From now on"):
         assert shown in printed
-    kernel = kernel_of(module)
+    kernel, chosen = kernel_of(module), printed.splitlines()[-1].partition(" runs with ")[2].partition(" for this")[0]
+    assert chosen == example("showing").spelled(kernel.config_for(*module.operands(*OPERANDS[name][0])))
     assert kernel.explain(*module.operands(*OPERANDS[name][0])).selection.source == "memory"
 
 
@@ -144,7 +145,7 @@ def test_a_second_process_neither_tunes_nor_compiles(example, home):
 def test_implementations_are_measured_once_by_all_threads_of_all_processes(tmp_path):
     def run():
         command = [sys.executable, "-W", "error", str(EXAMPLES / "implementations.py")]
-        environment = {**os.environ, "TUNEBOOK_HOME": str(tmp_path)}
+        environment = {**os.environ, "TMPDIR": str(tmp_path), "TUNEBOOK_HOME": str(tmp_path / "book")}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("fastest") == 4
@@ -152,3 +153,4 @@ def test_implementations_are_measured_once_by_all_threads_of_all_processes(tmp_p
 
     assert "4 measurements for 4 kinds of calls" in run()
     assert "0 measurements for 4 kinds of calls" in run()
+    assert not (tmp_path / "book").exists(), "the user's own book is left alone"

@@ -15,7 +15,7 @@ from tunebook._base.config_codec import decode, encode
 from tunebook._base.errors import CodecError, DefinitionError, TunebookError, warn_once
 from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.record_format import Body, Head, Record, canonical_json
-from tunebook._base.vocabulary import Json, Problem
+from tunebook._base.vocabulary import TUNE_CACHES, Json, Problem
 from tunebook._selection.persistent_cache import default_book, store_at
 from tunebook._selection.single_flight import Busy, Lease, acquire
 from tunebook.stores import problem_id
@@ -176,7 +176,7 @@ class TuneCache:
         if not name or not device_id:
             raise DefinitionError(f"a tune cache needs a name and a device id; got {name!r}, {device_id!r}")
         # A key has one record that says that there is an entry, and one record for each checksum.
-        self._op, self._versions = f"tune-cache/{name}", f"tune-cache-versions/{name}"
+        self._op, self._versions = (f"{prefix}{name}" for prefix in TUNE_CACHES)
         self._device = device_id
         self._given = None if root is None else store_at(root)
         self._entries: dict[str, Done | _Claim] = {}

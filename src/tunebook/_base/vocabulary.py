@@ -59,6 +59,8 @@ LIVE: Final = "/live"
 _SHORT: Final = 120  # characters of a reason in one line
 # In the facts of a record without a choice, and in measurements beside a choice: a tuning was interrupted.
 INTERRUPTED: Final = "interrupted"
+# How the names of a `TuneCache` begin in the book: of its keys, and of their entries by checksum.
+TUNE_CACHES: Final = ("tune-cache/", "tune-cache-versions/")
 VALUES: Final = "/values="  # in a policy, before the origin of made-up arguments; times on these never compare
 
 

@@ -12,6 +12,7 @@ from tunebook._api.explain import Explanation
 from tunebook._api.tunable import Outcome
 from tunebook._base.errors import DefinitionError
 from tunebook._base.record_format import Record
+from tunebook._base.vocabulary import TUNE_CACHES
 from tunebook._report.comparison import before_of, compared_since, compared_with
 from tunebook._report.model import model_of
 from tunebook._selection.persistent_cache import PersistentCache, default_book
@@ -140,16 +141,22 @@ def report_on(
     if compare is not None and since is not None:
         raise DefinitionError("compare= and since= are two comparisons; give one of them")
     earlier: dict[Problem, Before | None] = {}
+    records = _of_kernels(records)
     if since is not None:
         records = _noting(records, since, earlier)
     model = model_of(records, title=title or "", where=where, made=time.time())
     if compare is not None:
-        model = model._replace(comparison=compared_with(model.entries, *compare))
+        model = model._replace(comparison=compared_with(model.entries, _of_kernels(compare[0]), compare[1]))
     elif since is not None:
         day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(since))
         model = model._replace(comparison=compared_since(model.entries, earlier, f"the time before {day}"))
     kernels = {group.op for group in model.groups}
     return Report(model._replace(title=title or (kernels.pop() if len(kernels) == 1 else "Tuned kernels")))
+
+
+def _of_kernels(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield the records of kernels: those of a `TuneCache` have no times that could be shown."""
+    return (record for record in records if not record.problem.op.startswith(TUNE_CACHES))
 
 
 def _noting(records: Iterable[Record], since: float, earlier: dict[Problem, Before | None]) -> Iterator[Record]:
