@@ -152,6 +152,17 @@ class TestPack(OnABook):
         assert out.count("all.db") == 1
         assert "none in the book" not in out
 
+    def test_a_pack_that_only_programs_in_this_directory_find_is_no_pack_of_the_environment(
+        self, place, run, monkeypatch
+    ):
+        monkeypatch.setenv("COLUMNS", "500")
+        assert run("pack", PACK)[0] == 0
+        monkeypatch.setattr(
+            sys, "path", [str(place), *(p for p in sys.path if not p.startswith(str(place.parents[1])))]
+        )
+        said = "6 entries, for programs that import their code from this directory"
+        assert re.search(rf"^· pack +{place}/{PACK}: {said}$", run("doctor")[1], re.MULTILINE)
+
     def test_entries_of_packs_that_the_book_is_read_with_are_not_packed_again(self, place, run, ids):
         assert run("export", "home/v1/packs/theirs.db", "--kernel", "matmul")[0] == 0
         (path,) = (place / "home").glob(f"v1/*/*/{ids['matmul@v0'][0]}.json")

@@ -165,22 +165,28 @@ def _entries(store: Store, *, full: bool) -> Iterator[Finding]:
 
 def _packs(known: Sequence[PackStore]) -> Iterator[Finding]:
     """Yield the packs of the book and of installed packages, then those beside code, which its first call asks."""
-    beside = (pack for folder in _code_with_packs() for pack in packs_beside(str(folder / "code.py"), ""))
-    packs = {pack.where: pack for pack in (*known, *beside)}
+    # The first entry of the path is the folder of the command, or the current directory for `python -m tunebook`.
+    beside, here = _packs_below(sys.path[1:]), _packs_below(["."])
+    packs = {pack.where: pack for pack in (*known, *beside, *here)}
     if not packs:
         said = "none in the book, and none beside code here or on the path of Python"
         yield Finding("note", "packs", f"{said}; a call finds a pack in {FOLDER}/ beside the file of its kernel")
-    for pack in packs.values():
+    found = {pack.where for pack in (*known, *beside)}
+    for where, pack in packs.items():
         count = sum(1 for _ in pack.heads())
-        said = f"{pack.where}: {count_text(count, 'entry', 'entries')}"
-        yield Finding("good" if count else "warning", "pack", said)
+        said = f"{where}: {count_text(count, 'entry', 'entries')}"
+        if where in found or not count:
+            yield Finding("good" if count else "warning", "pack", said)
+        else:
+            yield Finding("note", "pack", f"{said}, for programs that import their code from this directory")
 
 
-def _code_with_packs() -> list[Path]:
-    """Return the folders with packs beside their code: of modules, packages, and packages inside these."""
-    places = dict.fromkeys(map(Path.absolute, map(Path, [".", *sys.path])))
-    found = (folder for place in places for depth in ("", "*/", "*/*/") for folder in place.glob(f"{depth}{FOLDER}"))
-    return sorted({folder.parent for folder in found})
+def _packs_below(places: Sequence[str]) -> list[PackStore]:
+    """Return the packs beside code in some places: of modules, packages, and packages inside these."""
+    roots = dict.fromkeys(map(Path.absolute, map(Path, places)))
+    found = (folder for root in roots for depth in ("", "*/", "*/*/") for folder in root.glob(f"{depth}{FOLDER}"))
+    folders = sorted({folder.parent for folder in found})
+    return [pack for folder in folders for pack in packs_beside(str(folder / "code.py"), "")]
 
 
 def _quarantine(place: Path) -> Iterator[Finding]:
