@@ -128,19 +128,25 @@ def decide(
     Otherwise the heuristic wins, or the first candidate by the values of its configuration, among the candidates that
     are surely as good as the fastest: neither noise nor the order of the candidates decides.
     """
-    ranking = sorted(
-        (Ranked(m, objective(samples)) for m in measurements if m.failure is None and (samples := m.valid_samples_s)),
-        key=lambda r: (r.measurement.dropped, r.value_s, _place(r)),
-    )
+    valid = [
+        Ranked(m, objective(samples)) for m in measurements if m.failure is None and (samples := m.valid_samples_s)
+    ]
+    places = {r.measurement.fingerprint: _place(r) for r in valid}
+    pause()
+
+    def place(ranked: Ranked) -> tuple[object, ...]:
+        return places[ranked.measurement.fingerprint]
+
+    ranking = sorted(valid, key=lambda r: (r.measurement.dropped, r.value_s, place(r)))
     if not ranking:
         return None
     finalists = [r for r in ranking if r.measurement.dropped is ranking[0].measurement.dropped]
     others = ranking[len(finalists) :]
-    finalists, error = _compare(finalists, objective, pause)
+    finalists, error = _compare(finalists, objective, place, pause)
     alike, as_good = _bands(finalists, objective, error, pause)
     tied = [r for r in finalists if _behind(r, finalists[0]) <= alike]
     good = [r for r in tied if _behind(r, finalists[0]) <= as_good]
-    winner, rule = (good[0], "fastest") if len(good) == 1 else (min(good, key=_place), "tie, first by its values")
+    winner, rule = (good[0], "fastest") if len(good) == 1 else (min(good, key=place), "tie, first by its values")
     for kept, among, fingerprint in (("earlier choice", tied, incumbent), ("heuristic", good, heuristic)):
         found = next((r for r in among if r.measurement.fingerprint == fingerprint), None)
         if found is not None and len(among) > 1:
@@ -149,7 +155,9 @@ def decide(
     return Verdict(winner, rule, alike, tuple(tied), (*finalists, *others), objective_name(objective))
 
 
-def _compare(finalists: Sequence[Ranked], objective: Objective, pause: Pause) -> tuple[list[Ranked], float | None]:
+def _compare(
+    finalists: Sequence[Ranked], objective: Objective, place: Callable[[Ranked], object], pause: Pause
+) -> tuple[list[Ranked], float | None]:
     """Return the finalists with times relative to their neighbours, and the error of these, if that is more certain."""
     # The race sampled in rounds: the i-th samples of all finalists are neighbours in time.
     # Candidates that compile to the same program share their samples, which say nothing about each other.
@@ -165,7 +173,7 @@ def _compare(finalists: Sequence[Ranked], objective: Objective, pause: Pause) ->
     scale = finalists[0].value_s / found.times[0]
     times = {samples: scale * found.times[name] for name, samples in enumerate(distinct)}
     compared = [r._replace(value_s=times[r.measurement.valid_samples_s]) for r in finalists]
-    return sorted(compared, key=lambda r: (r.value_s, _place(r))), found.error
+    return sorted(compared, key=lambda r: (r.value_s, place(r))), found.error
 
 
 def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None, pause: Pause) -> tuple[float, float]:
