@@ -12,7 +12,6 @@ from tunebook._api.option_checks import check_function, check_options
 from tunebook._arrays.library import load_adapters
 from tunebook._base.errors import (
     DefinitionError,
-    ProgramsLines,
     TunebookError,
     TuningFailed,
     clean,
@@ -20,7 +19,7 @@ from tunebook._base.errors import (
     with_article,
 )
 from tunebook._base.vocabulary import MADE_UP
-from tunebook._hotpath.dispatcher import Dispatcher
+from tunebook._hotpath.dispatcher import Dispatcher, ProgramsLines
 from tunebook._kernel.kernel import Kernel
 from tunebook._kernel.measure import check_measure
 from tunebook._keys.call_key import explain_difference, in_short

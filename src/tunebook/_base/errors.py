@@ -315,22 +315,6 @@ def is_own_fault(trace: TracebackType | None) -> bool:
     return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PASSED)
 
 
-class ProgramsLines:
-    """A block whose errors show the lines of the program alone, unless the fault is in this package."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, (TunebookError, KeyboardInterrupt)):  # about the program, whose lines tell where
-            error.__suppress_context__ = True
-        elif error is None or is_own_fault(trace):
-            return
-        hide_own_frames(error)  # Python adds no line to a traceback where a block ends
-
-
 def text_of(error: BaseException) -> str:
     """Return the text of an error; its class's name if the text is empty, or `__str__` itself fails.
 

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._arrays.describe import is_compiling
 from tunebook._arrays.library import hot_names
 from tunebook._base.environment_variables import accelerator_wanted
-from tunebook._base.errors import ProgramsLines, TunebookError, hide_own_frames
+from tunebook._base.errors import TunebookError, hide_own_frames, is_own_fault
 from tunebook._hotpath.codegen import ANY, Signature, find_pack, finder_of, reader_for
 from tunebook._keys.call_key import fast_key_of
 from tunebook._memo.answer_memo import MEMO, Answers
@@ -51,6 +51,7 @@ from tunebook._selection.tiers import event_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
+    from types import TracebackType
 
     from tunebook._arrays.library import ArgumentReader
     from tunebook._base.vocabulary import Event
@@ -134,6 +135,22 @@ class _Generated(NamedTuple):
     run: Any
     exact_key: Any
     fast_key: Any
+
+
+class ProgramsLines:
+    """A block whose errors show the lines of the program alone, unless the fault is in this package."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, (TunebookError, KeyboardInterrupt)):  # about the program, whose lines tell where
+            error.__suppress_context__ = True
+        elif error is None or is_own_fault(trace):
+            return
+        hide_own_frames(error)  # Python adds no line to a traceback where a block ends
 
 
 class Dispatcher:

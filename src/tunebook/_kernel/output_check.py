@@ -83,16 +83,21 @@ class OwnCheck:
 
     def __call__(self, output: Any, expected: Any) -> Mismatch | None:
         try:
-            said = self._check(output, expected)
+            with self:
+                said = self._check(output, expected)
         except AssertionError as error:
             reason = str(error).strip().partition("\n")[0]  # of numpy.testing it begins with an empty line
             return _wrong(reason) if reason else _REJECTED
-        except Exception as error:  # an author's function may raise anything
-            raised = f"{self._name} raised {type(error).__name__}: {text_of(error)}"
-            said = f"{raised}; it is called with (output, right output); {_ANSWERS}"
-            hide_own_frames(error)
-            raise CheckError(said) from error
         return as_mismatch(said, check=self._name)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, AssertionError):
+            hide_own_frames(error)
+            raised = f"{self._name} raised {type(error).__name__}: {text_of(error)}"
+            raise CheckError(f"{raised}; it is called with (output, right output); {_ANSWERS}") from error
 
 
 class Comparison:
