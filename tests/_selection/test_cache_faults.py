@@ -15,7 +15,7 @@ from tunebook._base.record_format import MAX_RECORD_BYTES, Record
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.stopwatch import Trial
 from tunebook._memo.answer_memo import BoundedDict
-from tunebook._selection import tuning_record
+from tunebook._selection import trusted_entries
 from tunebook._selection.persistent_cache import PersistentCache
 from tunebook._tuning import job
 from tunebook.testing import example_record
@@ -192,7 +192,7 @@ def test_a_machine_tries_again_what_failed_on_another_for_a_passing_reason(error
     busy, kernel = make({Tiles(1): error, Tiles(2): error}, tmp_path)
     with pytest.raises(tb.NoConfig, match="all 2 candidates failed"):
         busy.choose(invocation(kernel, 1), kernel)
-    for module in (job, tuning_record):
+    for module in (job, trusted_entries):
         monkeypatch.setattr(module, "host_name", lambda: "another host")
     healthy, again = make({Tiles(1): 0.1, Tiles(2): 0.2}, tmp_path)
     if tries:

@@ -352,9 +352,9 @@ def test_two_notes_of_one_problem_and_a_note_that_is_cut_short_do_no_harm(tmp_pa
     # In a process of its own: with a mapped file, the second line of notes ended it by SIGBUS.
     program = (
         "import sys; from pathlib import Path\n"
-        "from tunebook._tuning import running_candidate\n"
-        "running_candidate.lock_root = lambda: Path(sys.argv[1])\n"
-        "with running_candidate.RunningCandidate('x') as one, running_candidate.RunningCandidate('x') as other:\n"
+        "from tunebook._tuning import job_run\n"
+        "job_run.lock_root = lambda: Path(sys.argv[1])\n"
+        "with job_run.RunningCandidate('x') as one, job_run.RunningCandidate('x') as other:\n"
         "    (note,) = Path(sys.argv[1]).iterdir()\n"
         "    note.write_bytes(b'')\n"
         "    one.note('a'), other.note('b')\n"

@@ -15,7 +15,7 @@ from tunebook._arrays import device_properties
 from tunebook._arrays.device_properties import DeviceProperties
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Failure, Measurement, Problem
-from tunebook._selection import tuning_record
+from tunebook._selection import trusted_entries
 from tunebook._tuning.plan import RACED_WHOLE, TRIALS
 from tunebook.search import nearest
 from tunebook.search._warm_start import choices_worth, distance, start_from, times_of
@@ -236,7 +236,7 @@ def test_devices_without_a_common_problem_are_ranked_by_their_properties():
 
 def test_a_record_tells_the_properties_of_its_device_where_the_driver_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(device_properties, "NOTED", noted := {})
-    monkeypatch.setattr(tuning_record, "NOTED", noted)
+    monkeypatch.setattr(trusted_entries, "NOTED", noted)
     device_properties.note_properties(tb.device_fingerprint(), DeviceProperties("nvidia", 48, 1560, 448, 4096))
     kernel = tb.tunable(lambda n, *, config: n, space=[{"a": 1}, {"a": 2}], store=tmp_path, check=False)
     tb.tune(kernel, 1)

@@ -37,8 +37,7 @@ from tunebook._selection.recorded_decision import (
 )
 from tunebook._selection.selector import NoSelection, Selection, select_offline
 from tunebook._selection.tiers import OfflineEntry
-from tunebook._selection.trusted_entries import EntryGuard
-from tunebook._selection.tuning_record import record_of_tuning
+from tunebook._selection.trusted_entries import EntryGuard, record_of_tuning
 from tunebook._statistics.decide import OBJECTIVES
 from tunebook._tuning.job import PROGRAM
 from tunebook._tuning.progress import day_text, seconds_text

@@ -16,7 +16,7 @@ from tunebook._base.vocabulary import TUNE_CACHES
 from tunebook._report.comparison import before_of, compared_since, compared_with
 from tunebook._report.model import model_of
 from tunebook._selection.persistent_cache import PersistentCache, default_book
-from tunebook._selection.tuning_record import record_of_tuning
+from tunebook._selection.trusted_entries import record_of_tuning
 from tunebook._tuning.job import Tuned
 from tunebook._tuning.reverify import Verified
 from tunebook.stores import open_store

@@ -35,9 +35,9 @@ from tunebook._selection.trusted_entries import Refused, Trusted, generation_of,
 from tunebook._selection.tuning_watch import tell_of_failures, tell_of_interrupt, watched
 from tunebook._space.space import Space
 from tunebook._tuning.job import Budget, History, Job, Step, Tuned, lifetime_s
+from tunebook._tuning.job_run import RunningCandidate
 from tunebook._tuning.plan import REFERENCE, by_author, is_without_data, job_for, outline, search_for, values_for
 from tunebook._tuning.reverify import Verified, finalists, verify
-from tunebook._tuning.running_candidate import RunningCandidate
 from tunebook._tuning.tuner import Tuner, shown_steps
 from tunebook.stores import problem_id
 

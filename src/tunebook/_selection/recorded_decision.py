@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tunebook._base.config_codec import fingerprint_of, readable
 from tunebook._base.durations import ratio_text, seconds_text
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tunebook._base.vocabulary import Json, Measurement
+    from tunebook._tuning.job import Tuned
 
 
 def winner_of(body: Body) -> str | None:
@@ -249,3 +250,33 @@ def environments_verified(body: Body) -> tuple[str, ...]:
     verified = body.provenance.get("verified")
     earlier = verified.get("environments") if isinstance(verified, dict) else None
     return tuple(map(str, earlier)) if isinstance(earlier, list) else ()
+
+
+def restamped(record: Record, tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
+    """Return the facts of a choice that was found to hold. Other candidates were measured before, or never."""
+    facts = record.body.provenance
+    environments = list(dict.fromkeys([*environments_verified(record.body), record.head.environment]))
+    return {
+        "verified": {
+            "when": now_s,
+            "tuned": facts.get("when"),
+            "environments": [*environments],
+            "values_from": tuned.values_from,
+        },
+        "complete": tuned.complete and facts.get("complete") is not False,
+    }
+
+
+def carried_over(known: Sequence[Measurement], verified: Sequence[str], environment: str) -> Iterable[Measurement]:
+    """Yield measurements of environments whose choice was found to hold here, as if dropped from a race here."""
+    # Else a candidate that is added after a driver update would be raced against everything, and not the winner alone.
+    here = {identity(m) for m in known}
+    latest = {
+        (m.fingerprint, m.code, m.policy): m
+        for m in sorted(known, key=lambda m: m.when)
+        if m.environment in verified and m.failure is None
+    }
+    for m in latest.values():
+        carried = m._replace(environment=environment, dropped=True, extra={**m.extra, "measured_under": m.environment})
+        if identity(carried) not in here:
+            yield carried

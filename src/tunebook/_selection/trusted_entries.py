@@ -1,49 +1,47 @@
-"""Which entries of a book may be trusted, and how the results of tunings are written."""
+"""Which entries of a book may be trusted, and the record of a tuning."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
+from tunebook._arrays.device_properties import NOTED, noted_properties
 from tunebook._base.config_codec import TAG, encode, fingerprint_of, readable
 from tunebook._base.environment_variables import trust_setting
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import Body, Head, Record, from_whole_tuning, identity
+from tunebook._base.vocabulary import LIVE, Problem
 from tunebook._memo.answer_memo import BoundedDict
 from tunebook._selection.recorded_decision import (
+    carried_over,
     environments_verified,
     is_finished,
     is_live,
     marked_unfinished,
     measured_so_far,
     of_candidates,
+    restamped,
     unmarked,
     values_of,
     why_tuned_anew,
     why_undecided,
     winner_of,
 )
-from tunebook._selection.tuning_record import (
-    decision_of,
-    numbers_of,
-    provenance_of,
-    restamped,
-    was_live,
-    when_and_where,
-)
-from tunebook._space.space import Space
-from tunebook._tuning.job import CHECKED_BY, DIED, History, is_believed
+from tunebook._space.space import Config, Space
+from tunebook._statistics.decide import OBJECTIVES
+from tunebook._tuning.job import CHECKED_BY, DIED, History, host_name, is_believed
 from tunebook._tuning.plan import TOGETHER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tunebook._base.environment_variables import Mode
-    from tunebook._base.vocabulary import Json, Measurement, Problem, Trust
+    from tunebook._base.vocabulary import Json, Measurement, Trust
     from tunebook._kernel.policy import AutotunePolicy
     from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._tuning.job import Call, Tuned
@@ -204,7 +202,7 @@ class EntryGuard(Generic[C]):
         complete = is_finished(body) and not so_far
         known = tuple(map(unmarked, filter(is_believed, body.measurements)))
         if record.head.environment == (environment := call.kernel.environment(call.inv)):
-            known += tuple(_carried_over(known, environments_verified(body), environment))
+            known += tuple(carried_over(known, environments_verified(body), environment))
         return History(known, winner_of(body), record.head.generation, complete, len(so_far))
 
     @staticmethod
@@ -302,7 +300,7 @@ class EntryGuard(Generic[C]):
         if isinstance(entry, Trusted) and _says_less(tuned, entry.record.body, again=call.again):
             return cast("C", entry.config)
         if (record := entry.record) is not None and record.head.origin == "pinned":
-            beside = {**record.body.provenance, **decision_of(tuned), "values_from": tuned.values_from}
+            beside = {**record.body.provenance, **_decision(tuned), "values_from": tuned.values_from}
             beside |= self._former(call, tuned, record)
             self._write(replace(record.head, generation=generation), tuned.measurements, beside, record)
             # A pin outside of the candidates has no effect, but only `tunebook unpin` removes it.
@@ -313,10 +311,10 @@ class EntryGuard(Generic[C]):
             warn_once("unwritable", call.problem.op, f"{call.problem.op}: tuned, but not written down: {error}")
             self.unwritten[call.problem] = tuned
             return tuned.config
-        provenance = provenance_of(tuned, self._now_s())
+        provenance = _provenance(tuned, self._now_s())
         if verified is not None:
             provenance |= restamped(verified.record, tuned, self._now_s())
-            provenance["found"] = numbers_of(tuned, of_candidates(verified.record.body))
+            provenance["found"] = _found(tuned, of_candidates(verified.record.body))
         provenance |= {**together, **self._former(call, tuned, entry.record)}
         if not self._write(head, tuned.measurements, provenance, entry.record):
             self.unwritten[call.problem] = tuned
@@ -363,7 +361,7 @@ class EntryGuard(Generic[C]):
             head, provenance = replace(earlier.head, generation=generation), dict(earlier.body.provenance)
         else:
             try:
-                head, provenance = self._head(call, None, generation), when_and_where(self._now_s())
+                head, provenance = self._head(call, None, generation), _when_and_where(self._now_s())
             except CodecError:
                 return ()  # it could not be told from another candidate later
             provenance |= {"complete": False, "interrupted": True} if interrupted else {}
@@ -412,23 +410,90 @@ def _is_checked_otherwise(call: Call[Any], record: Record) -> bool:
 
 def _says_less(tuned: Tuned[Any], earlier: Body, *, again: bool) -> bool:
     """Whether a tuning was disturbed or cut short and the earlier one was not, or was found in calls and that raced."""
-    live, winner = was_live(tuned), winner_of(earlier)
+    live, winner = _is_live(tuned), winner_of(earlier)
     now = next((m for m in tuned.measurements if m.fingerprint == winner), None)
     # A verification may have shown that the choice is beaten, or fails now, before its budget ended.
     cut = not (tuned.complete or live or winner is None) and (now is None or (again and now.failure is None))
     return (live and not is_live(earlier)) or ((cut or not tuned.disturbances.quiet) and is_finished(earlier))
 
 
-def _carried_over(known: Sequence[Measurement], verified: Sequence[str], environment: str) -> Iterable[Measurement]:
-    """Yield measurements of environments whose choice was found to hold here, as if dropped from a race here."""
-    # Else a candidate that is added after a driver update would be raced against everything, and not the winner alone.
-    here = {identity(m) for m in known}
-    latest = {
-        (m.fingerprint, m.code, m.policy): m
-        for m in sorted(known, key=lambda m: m.when)
-        if m.environment in verified and m.failure is None
-    }
-    for m in latest.values():
-        carried = m._replace(environment=environment, dropped=True, extra={**m.extra, "measured_under": m.environment})
-        if identity(carried) not in here:
-            yield carried
+def _is_live(tuned: Tuned[Any]) -> bool:
+    return tuned.verdict is not None and LIVE in tuned.verdict.winner.measurement.policy
+
+
+def _when_and_where(now_s: float) -> dict[str, Json]:
+    return {"when": now_s, "host": host_name()}
+
+
+def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
+    facts = _when_and_where(now_s)
+    facts |= {"seconds": tuned.seconds, "ran": tuned.ran, "complete": tuned.complete, "waiting_s": tuned.waiting_s}
+    facts |= {"values_from": tuned.values_from, **({"at": dict(tuned.at)} if tuned.at else {})}
+    # Encoded configurations have their names sorted. The last one is the space's own; the heuristic is the first.
+    last = next(reversed(list(tuned.configs.values())), None)
+    names = list(map(str, last)) if isinstance(last, Config) else []
+    facts |= {"names": [*names]} if names != sorted(names) else {}
+    if (roofline := tuned.roofline) is not None:
+        amounts = {"flops": roofline.flops, "bytes": roofline.bytes_moved, **roofline.peak._asdict()}
+        known = {name: amount for name, amount in amounts.items() if amount is not None and math.isfinite(amount)}
+        facts["roofline"] = {name: float(amount) for name, amount in known.items()}  # it may be a number of numpy's
+    facts |= {"live": True} if _is_live(tuned) else {}
+    if tuned.problem is not None and tuned.problem.device in NOTED:
+        facts["device"] = noted_properties(tuned.problem.device)
+    if tuned.left_out:
+        facts["not_tried"] = [encode(tuned.configs[name]) for name in tuned.left_out]
+        facts["why_not_tried"] = next(iter(tuned.left_out.values()))
+    if not tuned.disturbances.quiet:
+        facts["disturbances"] = list(tuned.disturbances.reasons)
+    return facts | _decision(tuned)
+
+
+def _decision(tuned: Tuned[Any]) -> dict[str, Json]:
+    """Return all that `verdict_of` needs beside the measurements, and its numbers."""
+    facts: dict[str, Json] = {"found": _found(tuned)}
+    facts |= {} if tuned.default is None else {"default": tuned.default}
+    if (verdict := tuned.verdict) is None:
+        return facts
+    facts |= {"winner": verdict.winner.measurement.fingerprint, "rule": verdict.rule, "objective": verdict.objective}
+    if verdict.objective not in OBJECTIVES:  # the author's own function: others cannot call it
+        finite = (r for r in verdict.ranking if math.isfinite(r.value_s))
+        facts |= {"band": verdict.band, "values": {r.measurement.fingerprint: r.value_s for r in finite}}
+    return facts
+
+
+def _found(tuned: Tuned[Any], earlier: Iterable[Measurement] = ()) -> dict[str, Json]:
+    """Return a tuning in a few numbers, so that a list of many need not read their measurements.
+
+    Of `earlier` measurements those count that were taken under the same conditions, and not again.
+    """
+    fresh = {identity(m) for m in tuned.measurements}
+    conditions = {each[1:] for each in fresh}
+    before = [m for m in earlier if from_whole_tuning(m) and identity(m)[1:] in conditions and identity(m) not in fresh]
+    measured = [*tuned.measurements, *before]
+    kinds = Counter(m.failure.kind for m in measured if m.failure is not None)
+    failed: dict[str, Json] = {str(kind): count for kind, count in kinds.items()}
+    compile_s = math.fsum(m.compile_s for m in measured if m.compile_s)
+    found: dict[str, Json] = {"tried": len(measured), "failed": failed, "compile_s": compile_s}
+    if tuned.verdict is not None:
+        values = {ranked.measurement.fingerprint: ranked.value_s for ranked in tuned.verdict.ranking}
+        found["best_s"] = tuned.verdict.winner.value_s
+        if (default_s := values.get(tuned.default or "")) is not None:
+            found["default_s"] = default_s
+    return found
+
+
+def record_of_tuning(tuned: Tuned[Any]) -> Record:
+    """Return the result of a tuning as a record, to be shown; it is not for a store."""
+    best = None if tuned.verdict is None else tuned.verdict.winner.measurement
+    try:
+        config = encode(tuned.config) if best is None else best.config
+    except CodecError:
+        config = repr(tuned.config)
+    head = Head(
+        problem=tuned.problem or Problem("", "several calls", ""),
+        config=config,
+        checksum="",
+        origin="tuned",
+        environment="" if best is None else best.environment,
+    )
+    return Record(head, Body(measurements=tuned.measurements, provenance=_provenance(tuned, tuned.when)))

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import math
+import atexit
+import os
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
+from tunebook._base.environment_variables import lock_root
 from tunebook._base.errors import LeftOut
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.vocabulary import Failure
-from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
-from tunebook._measure.stopwatch import (
-    AgainstModel,
-    AmongThemselves,
-    Batches,
-    InProcess,
-    Launches,
-    Runner,
-    Stopwatch,
-    TimedPart,
-    Trial,
-    failed,
-)
-from tunebook._statistics.race import ENOUGH, HOPELESS, HOPELESS_AT_ONCE, LEAST_FINAL_S, Lane, Race, typical_s
+from tunebook._measure.stopwatch import Batches, Runner, Stopwatch, Trial, failed
+from tunebook._statistics.race import HOPELESS, HOPELESS_AT_ONCE, Lane, Race, typical_s
 from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Step
+from tunebook.stores._files import Maker, this_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from tunebook._base.vocabulary import Measurement
     from tunebook._measure.compile_pool import Compiled, Compiling
     from tunebook._measure.device_lock import DeviceTurn
-    from tunebook._measure.disturbance import Probe
 
 Cfg = TypeVar("Cfg")
 
@@ -335,91 +327,92 @@ class JobRun(Generic[Cfg]):
         return bool(void)
 
 
-def race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances]:
-    """Sample the valid candidates; return False if the budget ended the race, and the disturbances meanwhile."""
-    job, results = run.job, run.candidates.results
-    run.leave_out_slow()
-    ends_s = math.inf if job.budget.seconds is None else run.started_s + job.budget.seconds
-    racing = run.racing = Race(
-        run.lanes,
-        run.rng,
-        run.clock_s,
-        ends_s=ends_s,
-        on_round=lambda done: run.tell("racing", min(int(100 * done), 99), 100),
-        is_good=run.is_good,
-        renew=run.renew,
-        objective=job.goal.objective,
-    )
-    watch = DisturbanceWatch(probes)
-    finished = racing.qualify() if job.brief else racing.run(spent_s=run.elapsed_s)
-    disturbances = watch.disturbances([lane.samples_s for lane in racing.finalists])
-    if not disturbances.quiet and not job.brief:
-        racing.finalists += _unlucky(run.lanes, racing.finalists)
-        finished = _sample_again(run, racing.finalists, ends_s) and finished
-        disturbances = watch.disturbances([lane.samples_s for lane in racing.finalists])
-    finalists = {lane.name for lane in racing.finalists}
-    for lane in run.lanes:
-        known = results[lane.name]
-        if known.failure is None and lane.samples_s:
-            dropped = lane.name not in finalists
-            results[lane.name] = known._replace(samples_s=tuple(lane.samples_s), dropped=dropped)
-    for name, twin in run.twins.items():
-        run.candidates.copy(twin, name, results[name].compile_s)
-    if run.ran:
-        run.tell("racing", 100, 100)
-    return finished, disturbances
+# -------------------------------------------------------------------------- the candidate that runs when a process dies
+
+_SIZE: Final = 512
+_NAME: Final = 64  # bytes of a fingerprint
+_open: Final[set[RunningCandidate]] = set()
 
 
-def _unlucky(lanes: Iterable[Lane], finalists: Sequence[Lane]) -> list[Lane]:
-    """Return the runner-up of a lone finalist if it left after a few samples, which may all have been disturbed."""
-    left = [lane for lane in lanes if lane not in finalists and 0 < len(lane.samples_s) < ENOUGH]
-    return [] if len(finalists) != 1 or not left else [min(left, key=lambda lane: lane.value_s)]
+class RunningCandidate:
+    """The note of one tuning: the candidate that runs right now, in a file that outlives the process.
+
+    It is written and not mapped: a map of a file that another thread or process cuts short ends the process. It is
+    removed when a tuning ends in any way that Python sees. `died` is the fingerprint of the candidate that ran
+    when the last one died, or None.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._path: Final[Path] = lock_root() / f"running-{name}"
+        self._descriptor: int | None = None
+        self._lock = InterruptSafeLock()  # a descriptor that is closed may be another file's a moment later
+        self._maker: Maker | None = None
+        self.died: str | None = None
+
+    def __enter__(self) -> Self:
+        # Without a place for the note nothing is lost but the name of a candidate that kills the process.
+        with suppress(OSError, ValueError):
+            known = _read(self._path)
+            if known is not None and known[0] != this_process() and not known[0].is_gone():
+                return self  # another process tunes the same, without a book
+            self.died = None if known is None or known[0] == this_process() else known[1]
+            self._open()
+        return self
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        maker = self._maker = this_process()
+        head = f"{maker.host} {maker.pid} {maker.started}\n".encode()
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._descriptor, bytes(_NAME) + head.ljust(_SIZE - _NAME), 0)
+        if not _open:
+            atexit.register(forget_all)
+        _open.add(self)
+
+    def note(self, fingerprint: str) -> None:
+        """Note the candidate that runs from now on."""
+        name = fingerprint.encode("ascii", "replace")[:_NAME].ljust(_NAME)
+        with self._lock, suppress(OSError):
+            if self._descriptor is not None:
+                os.pwrite(self._descriptor, name, 0)
+
+    def __exit__(self, *_: object) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the note: the process did not die of the candidate. In a forked child it is the parent's."""
+        _open.discard(self)
+        if self._descriptor is None or self._maker != this_process():
+            return
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with suppress(OSError):
+                os.close(descriptor)
+                self._path.unlink()
 
 
-def _sample_again(run: JobRun[Any], finalists: Iterable[Lane], ends_s: float) -> bool:
-    """Double the samples of the finalists, in turn, after a disturbance; return False if the time was up."""
-    lanes = list(finalists)
-    cut_s = run.clock_s() + max(run.elapsed_s, LEAST_FINAL_S)  # as in the race: not longer than everything before
-    for _ in range(max(ENOUGH, *(len(lane.samples_s) for lane in lanes)) if len(lanes) > 1 else 0):
-        if run.clock_s() >= cut_s:
-            break
-        run.rng.shuffle(lanes)
-        for lane in tuple(lanes):
-            if run.clock_s() >= ends_s:
-                return False
-            if not lane.run_once():
-                lanes.remove(lane)
-    return True
+def forget_all() -> None:
+    """Remove the notes of tunings that a process leaves in its other threads when it ends."""
+    for note in list(_open):
+        note.forget()
 
 
-def runner_for(run: JobRun[Any], stopwatch: Stopwatch, quiet: Callable[[], AbstractContextManager[None]]) -> Runner:
-    """Return the runner of a job's candidates, the heuristic's first; `quiet` keeps compilers away from a fork."""
-    job, configs = run.job, list(run.candidates.configs.values())
-    if job.setup.runner is not None:
-        return job.setup.runner(configs)
-    total = math.fsum(part.weight for part in job.parts)
-    parts = [
-        TimedPart(
-            Launches(
-                configs, part.make_fn, part.args, part.kwargs, part.mutated,
-                copies=part.copies, graph=job.setup.timing.graph,
-            ),
-            part.check,
-            _model_for(job, stopwatch),
-            part.weight / total,
-        )
-        for part in job.parts
-    ]  # fmt: skip
-    runner = InProcess(parts, stopwatch, job.goal.combine)
-    if not job.setup.isolate:
-        return runner
-    from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only
-
-    return Isolated(runner, job.setup.timeout_s, quiet, run.tell_of_wait)
+def forget_notes_of(pids: Collection[int]) -> None:
+    """Remove the notes of other processes of this host, which were ended on purpose: no candidate is to blame."""
+    for path in lock_root().glob("running-*"):
+        with suppress(OSError, ValueError):  # it cannot be read, or is being written
+            known = _read(path)
+            if known is not None and known[0].host == this_process().host and known[0].pid in pids:
+                path.unlink(missing_ok=True)
 
 
-def _model_for(job: Job[Any], stopwatch: Stopwatch) -> AgainstModel | AmongThemselves | None:
-    """Return the outputs that candidates are compared with: the heuristic's, whose configuration is the first one."""
-    if (compare := job.goal.compare) is None:
+def _read(path: Path) -> tuple[Maker, str | None] | None:
+    """Return the process that made a note, and the candidate in it; None without a note."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
         return None
-    return AmongThemselves(compare) if job.heuristic is None else AgainstModel(0, compare, stopwatch)
+    name, head = content[:_NAME].strip(b"\0 ").decode("ascii", "replace"), content[_NAME:].decode("ascii", "replace")
+    host, pid, started = head.split()
+    return Maker(host, int(pid), started), name or None

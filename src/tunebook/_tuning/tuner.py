@@ -15,14 +15,27 @@ from tunebook._base.durations import LONG_S, seconds_text
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._kernel.kernel import Invocation
 from tunebook._kernel.output_check import CheckError
-from tunebook._measure.disturbance import probes_for
-from tunebook._measure.stopwatch import Attempt, Batches, Stopwatch, first_trial, sample
+from tunebook._measure.disturbance import Disturbances, DisturbanceWatch, probes_for
+from tunebook._measure.stopwatch import (
+    AgainstModel,
+    AmongThemselves,
+    Attempt,
+    Batches,
+    InProcess,
+    Launches,
+    Runner,
+    Stopwatch,
+    TimedPart,
+    first_trial,
+    sample,
+)
+from tunebook._statistics.race import ENOUGH, LEAST_FINAL_S, Lane, Race
 from tunebook._tuning.job import Job, Part, Setup, Timing, Tuned
-from tunebook._tuning.job_run import JobRun, race, runner_for
+from tunebook._tuning.job_run import JobRun
 from tunebook._tuning.plan import is_forward_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from tunebook._arrays.library import TuningSite
@@ -173,10 +186,10 @@ class Tuner(Generic[AnyCfg]):
                 run.compiling = Compiling(job.setup.compile, configs, self._compile_threads, self._clock_s, axes)
                 stack.callback(run.compiling.close)
             quiet = nullcontext if run.compiling is None else run.compiling.quiet
-            run.runner = stack.enter_context(runner_for(run, stopwatch, quiet))
+            run.runner = stack.enter_context(_runner_for(run, stopwatch, quiet))
             tried = run.try_all(todo) and run.try_all(run.todo_without_incumbent())
             with run.alone() if run.lanes else nullcontext():
-                raced, disturbances = race(run, probes)
+                raced, disturbances = _race(run, probes)
         tuned = run.candidates.decide(
             job.incumbent,
             job.goal.objective,
@@ -202,6 +215,96 @@ class Tuner(Generic[AnyCfg]):
         devices = physical_devices([(part.args, part.kwargs) for part in job.parts], platform, job.setup.ordinal)
         turn = DeviceTurn(devices, self._device_wait_s)
         return turn, (*(probes_for(platform, devices) if self._probes is None else self._probes(platform)), turn)
+
+
+def _race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances]:
+    """Sample the valid candidates; return False if the budget ended the race, and the disturbances meanwhile."""
+    job, results = run.job, run.candidates.results
+    run.leave_out_slow()
+    ends_s = math.inf if job.budget.seconds is None else run.started_s + job.budget.seconds
+    racing = run.racing = Race(
+        run.lanes,
+        run.rng,
+        run.clock_s,
+        ends_s=ends_s,
+        on_round=lambda done: run.tell("racing", min(int(100 * done), 99), 100),
+        is_good=run.is_good,
+        renew=run.renew,
+        objective=job.goal.objective,
+    )
+    watch = DisturbanceWatch(probes)
+    finished = racing.qualify() if job.brief else racing.run(spent_s=run.elapsed_s)
+    disturbances = watch.disturbances([lane.samples_s for lane in racing.finalists])
+    if not disturbances.quiet and not job.brief:
+        racing.finalists += _unlucky(run.lanes, racing.finalists)
+        finished = _sample_again(run, racing.finalists, ends_s) and finished
+        disturbances = watch.disturbances([lane.samples_s for lane in racing.finalists])
+    finalists = {lane.name for lane in racing.finalists}
+    for lane in run.lanes:
+        known = results[lane.name]
+        if known.failure is None and lane.samples_s:
+            dropped = lane.name not in finalists
+            results[lane.name] = known._replace(samples_s=tuple(lane.samples_s), dropped=dropped)
+    for name, twin in run.twins.items():
+        run.candidates.copy(twin, name, results[name].compile_s)
+    if run.ran:
+        run.tell("racing", 100, 100)
+    return finished, disturbances
+
+
+def _unlucky(lanes: Iterable[Lane], finalists: Sequence[Lane]) -> list[Lane]:
+    """Return the runner-up of a lone finalist if it left after a few samples, which may all have been disturbed."""
+    left = [lane for lane in lanes if lane not in finalists and 0 < len(lane.samples_s) < ENOUGH]
+    return [] if len(finalists) != 1 or not left else [min(left, key=lambda lane: lane.value_s)]
+
+
+def _sample_again(run: JobRun[Any], finalists: Iterable[Lane], ends_s: float) -> bool:
+    """Double the samples of the finalists, in turn, after a disturbance; return False if the time was up."""
+    lanes = list(finalists)
+    cut_s = run.clock_s() + max(run.elapsed_s, LEAST_FINAL_S)  # as in the race: not longer than everything before
+    for _ in range(max(ENOUGH, *(len(lane.samples_s) for lane in lanes)) if len(lanes) > 1 else 0):
+        if run.clock_s() >= cut_s:
+            break
+        run.rng.shuffle(lanes)
+        for lane in tuple(lanes):
+            if run.clock_s() >= ends_s:
+                return False
+            if not lane.run_once():
+                lanes.remove(lane)
+    return True
+
+
+def _runner_for(run: JobRun[Any], stopwatch: Stopwatch, quiet: Callable[[], AbstractContextManager[None]]) -> Runner:
+    """Return the runner of a job's candidates, the heuristic's first; `quiet` keeps compilers away from a fork."""
+    job, configs = run.job, list(run.candidates.configs.values())
+    if job.setup.runner is not None:
+        return job.setup.runner(configs)
+    total = math.fsum(part.weight for part in job.parts)
+    parts = [
+        TimedPart(
+            Launches(
+                configs, part.make_fn, part.args, part.kwargs, part.mutated,
+                copies=part.copies, graph=job.setup.timing.graph,
+            ),
+            part.check,
+            _model_for(job, stopwatch),
+            part.weight / total,
+        )
+        for part in job.parts
+    ]  # fmt: skip
+    runner = InProcess(parts, stopwatch, job.goal.combine)
+    if not job.setup.isolate:
+        return runner
+    from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only
+
+    return Isolated(runner, job.setup.timeout_s, quiet, run.tell_of_wait)
+
+
+def _model_for(job: Job[Any], stopwatch: Stopwatch) -> AgainstModel | AmongThemselves | None:
+    """Return the outputs that candidates are compared with: the heuristic's, whose configuration is the first one."""
+    if (compare := job.goal.compare) is None:
+        return None
+    return AmongThemselves(compare) if job.heuristic is None else AgainstModel(0, compare, stopwatch)
 
 
 @contextmanager

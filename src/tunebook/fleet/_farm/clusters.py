@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.environment_variables import show_gpu, visible_gpus
 from tunebook._base.errors import DefinitionError, TunebookWarning, Unsupported, require
-from tunebook._tuning.running_candidate import forget_all, forget_notes_of
+from tunebook._tuning.job_run import forget_all, forget_notes_of
 from tunebook.fleet._farm.task import describe_worker
 
 if TYPE_CHECKING:
