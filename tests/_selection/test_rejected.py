@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
 import traceback
@@ -322,3 +323,39 @@ class TestAChangedCheck:
         store.put(pin(record, record.head.config))
         kernel, ran = sloppy(book, tolerance=1e-6)
         assert (kernel(X)[0], ran) == (1.9, ["sloppy"])
+
+    def test_a_looser_check_tries_rejected_candidates_again(self, tmp_path):
+        strict, _ = sloppy(tmp_path, reference=lambda x: x * 2)
+        with pytest.warns(tb.TunebookWarning, match="gave a wrong output"):
+            assert strict(X)[0] == 2
+        loose, _ = sloppy(tmp_path, reference=lambda x: x * 2, tolerance=0.5)
+        assert loose(X)[0] == 1.9
+        assert not loose.explain(X).failures
+
+    @pytest.mark.filterwarnings("ignore::tunebook.TunebookWarning")
+    def test_a_check_that_was_broken_for_one_run_leaves_the_choice_and_its_times(self, book):
+        broken, _ = sloppy(book, check=lambda _output, _right: False)
+        assert broken(X)[0] == 2, "the heuristic's"
+        again, ran = sloppy(book, tolerance=0.5)
+        assert (again(X)[0], ran) == (1.9, ["sloppy"])
+        told = again.explain(X)
+        assert (told.verdict.winner.value_s, told.gain, told.failures) == (1, 2, ())
+
+    def test_an_installed_package_has_the_check_of_its_checkout(self, tmp_path):
+        source = (
+            "import tunebook as tb\n"
+            "def helper(x): return 2 * x\n"
+            "def right(x): return helper(x)\n"
+            "@tb.tunable(space=tb.Space(b=[1, 2]), reference=right, store=False)\n"
+            "def twice(x, *, config): return 2 * x\n"
+        )
+        digests = []
+        for place in ("checkout", "lib/site-packages"):
+            path = tmp_path / place / "shipped_kernels.py"
+            path.parent.mkdir(parents=True)
+            path.write_text(source)
+            spec = importlib.util.spec_from_file_location("shipped_kernels", path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            digests.append(module.twice.kernel.check_checksum)
+        assert digests[0] == digests[1]

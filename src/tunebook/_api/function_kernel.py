@@ -16,7 +16,7 @@ from tunebook._arrays.describe import is_traced
 from tunebook._base.config_codec import annotations_of
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._base.vocabulary import computed_once
-from tunebook._code.checksum import code_checksum, read_code
+from tunebook._code.checksum import checksum_beside, read_code
 from tunebook._code.deferred import refuse_deferred
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._kernel.measure import check_measure
@@ -367,7 +367,7 @@ class FunctionKernel(Kernel[Any, Any]):
     @computed_once
     def check_checksum(self) -> str:
         given = [self.reference, self._check, repr(self._tolerance)]
-        return code_checksum(None, extra=given) if given != [None, True, "None"] else ""
+        return checksum_beside(self.function, given) if given != [None, True, "None"] else ""
 
     def blame(self, inv: Invocation[Any, Any], error: TuningFailed) -> TuningFailed:
         kinds = {m.failure.kind for m in error.measurements if m.failure is not None}

@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 _HEAD_FIELDS: Final[dict[str, type]] = {"checksum": str, "origin": str, "environment": str, "generation": int}
 _IDENTITY: Final = ("fingerprint", "code", "policy", "environment")  # of a measurement
+CHECKED_BY: Final = "checked_by"  # in a measurement and a head: the digest of the check of the output
 
 
 def unsealed(data: bytes) -> bytes:
@@ -278,7 +279,7 @@ def _body_from(fields: dict[str, Json]) -> Body:
 def _measurement_to(m: Measurement) -> dict[str, Json]:
     fields: dict[str, Json] = {
         **m.extra,
-        **dict(zip(_IDENTITY, identity(m), strict=True)),
+        **{name: getattr(m, name) for name in _IDENTITY},
         "config": m.config,
         # JSON has no NaN; None keeps the place of a sample that was not a time.
         "samples_s": [s if math.isfinite(s) else None for s in m.samples_s],
@@ -363,9 +364,12 @@ def from_whole_tuning(m: Measurement) -> bool:
     return INTERRUPTED not in m.extra
 
 
-def identity(m: Measurement) -> tuple[str, str, str, str]:
-    """Return the identity of a measurement: configuration, code, policy, environment."""
-    return m.fingerprint, m.code, m.policy, m.environment
+def identity(m: Measurement) -> tuple[str, str, str, str, str]:
+    """Return the identity of a measurement: configuration, code, policy, environment, check of the output.
+
+    A broken check must not replace the times of the candidates that it rejects.
+    """
+    return m.fingerprint, m.code, m.policy, m.environment, str(m.extra.get(CHECKED_BY, ""))
 
 
 def precedence(record: Record) -> tuple[bool, bool, int, bool, bool, float, str, str]:

@@ -42,6 +42,12 @@ def code_checksum(function: object, *, version: str = "", extra: Iterable[object
     return read_code(function, version=version, extra=extra).checksum
 
 
+def checksum_beside(function: object, values: Iterable[object]) -> str:
+    """Return a digest over values that belong to a function; the code of its package counts as in `read_code`."""
+    roots = tuple(values)
+    return _digest(roots, None, _DigestOptions(len(roots), "", _home(_innermost(function)))).checksum
+
+
 def read_code(function: object, *, version: str = "", extra: Iterable[object] = ()) -> CodeFacts:
     """Return the facts of a function's code and of the user's own code and values that it reads.
 

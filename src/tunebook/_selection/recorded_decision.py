@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunebook._base.config_codec import fingerprint_of, readable
 from tunebook._base.durations import ratio_text, seconds_text
 from tunebook._base.errors import CodecError
-from tunebook._base.record_format import Body, Head, Record, from_whole_tuning, identity
+from tunebook._base.record_format import CHECKED_BY, Body, Head, Record, from_whole_tuning, identity
 from tunebook._base.vocabulary import INTERRUPTED
 from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
 
@@ -127,6 +127,12 @@ def has_code(head: Head, code: str) -> bool:
     return head.checksum.startswith(f"{code}-")
 
 
+def is_checked_otherwise(head: Head, check: str) -> bool:
+    """Return whether a choice passed another check of outputs than the one with this digest."""
+    tuned = head.origin == "tuned" and head.checksum  # others never passed a check
+    return bool(tuned) and head.extra.get(CHECKED_BY, "") != check
+
+
 def goes_on(count: int) -> str:
     """Return the words for a tuning that was interrupted after so many measurements."""
     return f"a tuning was interrupted after {count} measurement{'' if count == 1 else 's'}, and the next one goes on"
@@ -187,7 +193,7 @@ def measured_for_choice(body: Body, measured: Sequence[Measurement] | None = Non
     winner, values_from = winner_of(body), values_of(body) or "call"
 
     def rank(m: Measurement) -> tuple[bool, bool, float]:
-        return m.fingerprint == winner, m.values_from == values_from, m.when
+        return m.fingerprint == winner and m.failure is None, m.values_from == values_from, m.when
 
     newest = max(measured, key=rank, default=None)
     return [] if newest is None else [m for m in measured if identity(m)[1:] == identity(newest)[1:]]

@@ -14,12 +14,13 @@ from tunebook._arrays.device_properties import NOTED, noted_properties
 from tunebook._base.config_codec import TAG, encode, fingerprint_of, readable
 from tunebook._base.environment_variables import trust_setting
 from tunebook._base.errors import CodecError, warn_once
-from tunebook._base.record_format import Body, Head, Record, from_whole_tuning, identity
+from tunebook._base.record_format import CHECKED_BY, Body, Head, Record, from_whole_tuning, identity
 from tunebook._base.vocabulary import LIVE, Problem
 from tunebook._memo.answer_memo import BoundedDict
 from tunebook._selection.recorded_decision import (
     carried_over,
     environments_verified,
+    is_checked_otherwise,
     is_finished,
     is_live,
     marked_unfinished,
@@ -34,7 +35,7 @@ from tunebook._selection.recorded_decision import (
 )
 from tunebook._space.space import Config, Space
 from tunebook._statistics.decide import OBJECTIVES
-from tunebook._tuning.job import CHECKED_BY, DIED, History, host_name, is_believed
+from tunebook._tuning.job import DIED, REJECTED, History, host_name, is_believed
 from tunebook._tuning.plan import TOGETHER
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class EntryGuard(Generic[C]):
         except CodecError as error:
             return Refused(f"the entry is not a configuration of this kernel: {error}", record)
         environment = call.kernel.environment(call.inv)
-        reason = CHECKED_OTHERWISE if _is_checked_otherwise(call, record) else ""
+        reason = CHECKED_OTHERWISE if is_checked_otherwise(head, call.kernel.check_checksum) else ""
         if head.environment not in {"", environment}:
             reason = f"the entry was made under {head.environment}; this is {environment}"
         if isinstance(entry, Trusted) and reason:
@@ -252,12 +253,14 @@ class EntryGuard(Generic[C]):
         found = entry if isinstance(entry, Trusted) else entry.outdated
         if found is None:
             return None
-        body = found.record.body
-        code, environment = call.kernel.code_checksum, call.kernel.environment(call.inv)
-        valid = [m for m in body.measurements if m.code == code and m.failure is None]
-        here = {m.fingerprint for m in valid if m.environment == environment}
-        nothing_new = here.issuperset(m.fingerprint for m in valid) and not _is_checked_otherwise(call, found.record)
-        return None if winner_of(body) is None or (nothing_new and not again) else found
+        own = [m for m in found.record.body.measurements if m.code == call.kernel.code_checksum]
+        valid = [m for m in own if m.failure is None]
+        here = {m.fingerprint for m in valid if m.environment == call.kernel.environment(call.inv)}
+        is_outdated = not here.issuperset(m.fingerprint for m in valid)
+        if is_checked_otherwise(found.record.head, call.kernel.check_checksum):
+            # A candidate that was rejected may be right now: if there is one, all are tried.
+            is_outdated = not any(m.failure is not None and m.failure.kind in REJECTED for m in own)
+        return found if winner_of(found.record.body) is not None and (is_outdated or again) else None
 
     def stands(self, call: Call[C], entry: Trusted[C] | Refused[C], values_from: str) -> Trusted[C] | None:
         """Return the entry, made on a caller's arguments, whose choice a tuning on `values_from` must not replace.
@@ -399,13 +402,6 @@ class EntryGuard(Generic[C]):
 def _checked_by(call: Call[Any]) -> dict[str, Json]:
     """Return the digest of the check that a choice has passed, for its head; empty if it was the default one."""
     return {CHECKED_BY: digest} if (digest := call.kernel.check_checksum) else {}
-
-
-def _is_checked_otherwise(call: Call[Any], record: Record) -> bool:
-    """Whether the author has changed `reference=`, `check=` or `tolerance=` since a choice passed the check."""
-    head = record.head
-    tuned = head.origin == "tuned" and head.checksum  # others never passed a check
-    return bool(tuned) and head.extra.get(CHECKED_BY, "") != call.kernel.check_checksum
 
 
 def _says_less(tuned: Tuned[Any], earlier: Body, *, again: bool) -> bool:

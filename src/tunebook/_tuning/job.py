@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 from tunebook._base.config_codec import TAG, encode, fingerprint_of
 from tunebook._base.durations import seconds_text
 from tunebook._base.errors import CodecError, DefinitionError, TuningFailed, hide_own_frames, remembered, text_of
+from tunebook._base.record_format import CHECKED_BY
 from tunebook._base.vocabulary import VALUES, Measurement, ValuesFrom
 from tunebook._measure.disturbance import Disturbances
 from tunebook._statistics.decide import decide
@@ -47,7 +48,6 @@ _MESSAGE_HEAD, _MESSAGE_TAIL = 3000, 1000
 HOST: Final = "host"  # in a measurement: where a failure was seen that other hosts need not have
 # The fraction of a budget after which no further candidate is tried: the rest is for racing the tried ones.
 TRYING: Final = 0.6
-CHECKED_BY: Final = "checked_by"  # in a measurement and a head: the digest of the check of the output
 REJECTED: Final = frozenset({"wrong-result", "nan"})  # kinds of failures: it ran, and its output was wrong
 PROGRAM: Final = "program"  # in a measurement: the digest of the candidate's compiled program
 _AMOUNT: Final = r"(\d+(?:\.\d*)?|\.\d+)\s*"

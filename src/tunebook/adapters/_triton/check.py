@@ -13,7 +13,6 @@ import triton
 
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import DefinitionError, TuningFailed, warn_once
-from tunebook._code.checksum import code_checksum
 from tunebook._kernel.output_check import Comparison, Mismatch, as_mismatch, comparison
 from tunebook._measure.stopwatch import Attempt
 from tunebook.adapters._triton.candidate import LaunchConfig
@@ -37,7 +36,7 @@ class OutputCheck(NamedTuple):
 
     reference: Reference
     compare: Compare
-    digest: str  # a changed check tries rejected candidates again
+    options: tuple[object, ...]  # as the author gave them: a choice that passed other ones is verified
 
 
 def output_check(
@@ -64,8 +63,7 @@ def output_check(
             f"reference={reference!r}: write 'first', a triton.Config, or a function of the kernel's arguments"
         )
     model = fingerprint(LaunchConfig(reference)) if isinstance(reference, triton.Config) else reference
-    digest = code_checksum(None, extra=[model or _FIRST, wanted, repr(tolerance)])
-    return OutputCheck(reference or _FIRST, compare, digest)
+    return OutputCheck(reference or _FIRST, compare, (model or _FIRST, wanted, repr(tolerance)))
 
 
 class LaunchCheck:

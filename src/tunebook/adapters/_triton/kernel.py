@@ -19,7 +19,7 @@ from tunebook._arrays.device_fingerprint import environment_fingerprint, gpu_dri
 from tunebook._base.errors import CompileError, DefinitionError, UnkeyableError, Unsupported
 from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.vocabulary import Problem, computed_once
-from tunebook._code.checksum import read_code
+from tunebook._code.checksum import checksum_beside, read_code
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._keys.buckets import Buckets
 from tunebook._keys.call_key import call_key
@@ -200,10 +200,10 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         keep = self.compiles and not self.heuristics
         return kept_facts(self.chain[-2], self.version, work_out) if keep else work_out()
 
-    @property
+    @computed_once
     def check_checksum(self) -> str:
         """The digest over the check of outputs."""
-        return "" if self.output_check is None else self.output_check.digest
+        return "" if self.output_check is None else checksum_beside(self.function, self.output_check.options)
 
     def checksum(self, inv: Invocation[LaunchConfig, Any]) -> str:
         """Return the digest over code and candidates; worked out once unless the candidates depend on the launch."""
