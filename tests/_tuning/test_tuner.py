@@ -289,6 +289,18 @@ class TestKnownMeasurements:
         tuned, ran = self.again({"winner": OSError("gone"), "a": 0.4, "b": 0.5, "new": 2.5, "slow": 5.0}, first)
         assert (tuned.config, set(ran)) == ("a", {"winner", "a", "b", "new"})
 
+    def test_a_winner_is_not_measured_alone_after_a_disturbed_tuning(self):
+        first = self.first({"winner": 0.1, "a": 0.4, "b": 0.5})
+        tuned, ran = self.again({"winner": 0.1, "a": 0.4}, first, unfinished=True)
+        assert (tuned.config, ran) == ("winner", [])
+
+    def test_a_winner_keeps_its_samples_if_the_added_candidate_fails(self):
+        first = self.first({"a": 0.100, "b": 0.101, "c": 0.5})
+        before = {m.config: len(m.samples_s) for m in first.measurements}
+        tuned, ran = self.again({"a": 0.100, "b": 0.101, "c": 0.5, "new": OSError("x")}, first)
+        assert set(ran) == {"a", "new"}
+        assert len(next(m for m in tuned.measurements if m.config == "a").samples_s) == before["a"] > 5
+
     def test_other_code_policy_or_environment_is_measured_anew(self):
         tuned = self.first({"a": 0.3, "b": 0.2})
         for options in ({"code": "edited"}, {"environment": "driver 2"}, {"mode": "forward+backward"}):

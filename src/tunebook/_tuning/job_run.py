@@ -62,6 +62,7 @@ class JobRun(Generic[Cfg]):
         self.ran = 0
         self._slow_before: set[str] = set()
         self._lost: dict[str, Measurement] = {}  # to the incumbent, in the last tuning
+        self.before: Measurement | None = None  # of the incumbent, in the last tuning
         self._running, self._since_s = "", 0.0
         self._told: tuple[Doing, int, int] = ("trying", 0, len(job.candidates))
         self._now_s, self._turn = now_s, turn
@@ -91,7 +92,7 @@ class JobRun(Generic[Cfg]):
         if without_winner or not self.job.history.complete:
             self._drop_hopeless()
             going_on = {name for name, m in results.items() if m.failure is None and not m.dropped}
-        if without_winner and len(going_on) == 1 and len(results) == len(configs):
+        if len(going_on) == 1 and len(results) == len(configs):
             going_on.clear()  # nothing is left that it could race
         todo = [name for name in configs if name not in results or name in going_on]
         self.rng.shuffle(todo)
@@ -101,6 +102,7 @@ class JobRun(Generic[Cfg]):
             # The newcomers run today; the incumbent's old time was taken on another day. Measured again, it is compared
             # with them on equal terms. The others lost to it then, so their old times need not compete now.
             todo.insert(0, incumbent)
+            self.before = results[incumbent]
             self._lost = {name: m for name, m in results.items() if m.failure is None and name != incumbent}
             results.update({name: m._replace(dropped=True) for name, m in results.items()})
         return todo
