@@ -145,6 +145,14 @@ def naps(path, *seconds):
     return tb.tunable(nap, name="nap", space=space, heuristic=heuristic, tuner=fake_tuner(clock), store=path)
 
 
+def test_the_gain_is_over_the_heuristic_of_now(tmp_path):
+    naps(tmp_path, 10, 20, 40)(np.ones(4))
+    changed = naps(tmp_path, 10, 40, 20)
+    changed(np.ones(4))
+    assert changed.explain(np.ones(4)).gain == pytest.approx(2)
+    assert "heuristic  s=20  20 s: the winner is 2.00 x faster" in str(changed.explain(np.ones(4)))
+
+
 class TestACandidateThatIsGone:
     @pytest.fixture
     def kernel(self, tmp_path):

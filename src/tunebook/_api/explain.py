@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._api.explanation_text import ExplanationLine, item, on_screen, spread_of
 from tunebook._api.failure_groups import failure_groups, notes_beside
 from tunebook._api.versions import environment_here, versions_differ, versions_of
-from tunebook._base.config_codec import decode, readable
+from tunebook._base.config_codec import decode, fingerprint, readable
 from tunebook._base.durations import ratio_text
 from tunebook._base.errors import CodecError, StoreError, clean, clean_lines
 from tunebook._base.record_format import Body
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._keys.call_key import explain_difference, spell_out
+from tunebook._measure.stopwatch import Attempt
 from tunebook._selection.bucket_tuning import measured_at
 from tunebook._selection.recorded_decision import (
     beside_heuristic,
@@ -345,6 +346,7 @@ def explain_call(
         others += [(known, "") for known in selector.cache.keys()]  # noqa: SIM118 - no dict
     if (unwritten := selector.unwritten(problem)) is not None:
         record, shipped = record_of_tuning(unwritten), ""
+    record = None if record is None else _beside_heuristic_of_now(record, inv, kernel)
     body, code = Body() if record is None else record.body, kernel.code_checksum
     conditions = () if record is None or is_interrupted(record) else (code, here)
     so_far = [] if record is None else measured_so_far(record, *conditions)
@@ -362,6 +364,16 @@ def explain_call(
         former=_former(selector, inv, kernel, explained),
         unwritten=unwritten is not None,
     )
+
+
+def _beside_heuristic_of_now(record: Record, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Record:
+    """Return the record, whose gain is over the heuristic's present configuration, if that was measured."""
+    body = record.body
+    with Attempt():  # the heuristic may raise, or return what no record holds: then it is the one of the tuning
+        default = fingerprint(kernel.baseline(inv))
+        if default != body.provenance.get("default") and any(m.fingerprint == default for m in body.measurements):
+            return record.replace(body=replace(body, provenance={**body.provenance, "default": default}))
+    return record
 
 
 def _former(
