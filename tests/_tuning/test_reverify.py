@@ -294,7 +294,7 @@ def test_a_tunable_function_is_verified_and_explained(tmp_path, monkeypatch):
     assert (verified.held, verified.config.b) == (True, 1)
     said = str(kernel.explain(np.ones(3)))
     assert "under numpy 99.0" in said
-    assert f"the finalists were measured again; the others only before, under numpy {old}" in said
+    assert f"the finalists were measured again; the other times are from before, under numpy {old}" in said
 
 
 def test_a_plain_function_cannot_be_verified():

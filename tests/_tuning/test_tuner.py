@@ -370,7 +370,7 @@ class TestBudget:
     def test_a_budget_may_be_written_as_people_write_times(self, written, seconds):
         assert parse_budget(written) == Budget(seconds=seconds)
 
-    @pytest.mark.parametrize("bad", ["fast", "1.2.3s", "-1s", 0, -2, "", math.nan, [1], "1x"])
+    @pytest.mark.parametrize("bad", ["fast", "1.2.3s", "-1s", 0, -2, "", math.nan, [1], "1x", True])
     def test_an_invalid_budget_is_refused_with_examples(self, bad):
         with pytest.raises(tb.DefinitionError, match='"30s"'):
             parse_budget(bad)

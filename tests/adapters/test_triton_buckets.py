@@ -226,7 +226,7 @@ def test_a_grid_that_rounds_both_sizes_to_the_same_blocks_follows_all_the_same()
         ({"grid": (4,)}, "the grid does not follow it"),
         ({"free": 1000}, "memory"),
         ({"x": torch.ones(4, 120, 16)[:, :100]}, "not contiguous"),
-        ({"y": object()}, "y is a object"),
+        ({"y": object()}, "y is an object"),
         ({"m": 1, "x": torch.ones(1), "bucket": lambda _size: 16}, "1 or less"),
     ],
 )

@@ -246,7 +246,7 @@ class Explanation:
         for environment in environments_verified(body):
             there = verdict.winner.measurement.environment
             under = "with the same versions" if environment == there else f"under {_versions(environment)}"
-            yield item("verified", f"the finalists were measured again; the others only before, {under}")
+            yield item("verified", f"the finalists were measured again; the other times are from before, {under}")
         if facts.get("complete") is False:
             yield ExplanationLine("item", "the budget ended this tuning: the best so far stands")
         if disturbances := "; ".join(disturbances_of(body)):

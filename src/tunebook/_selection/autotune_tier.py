@@ -32,7 +32,7 @@ from tunebook._selection.tiers import (
     tell_steps,
 )
 from tunebook._selection.trusted_entries import Refused, Trusted, generation_of, reach_of
-from tunebook._selection.tuning_watch import tell_of_failures, tell_of_interrupt, watched
+from tunebook._selection.tuning_watch import tell_of_failures, tell_of_interrupt, told_if_kept, watched
 from tunebook._space.space import Space
 from tunebook._tuning.job import Budget, History, Job, Step, Tuned, lifetime_s
 from tunebook._tuning.job_run import RunningCandidate
@@ -418,7 +418,7 @@ class AutotuneTier(Tier[C]):
                     tuned: Tuned[C] = there(partial(self._tell_and_tune, because=because), request, job)
                     found = Verified(held=False, reason=because or "there was no choice to verify", tuned=tuned)
                 else:
-                    found = there(self._verify_finalists, request, job, outdated, keep)
+                    found = there(self._verify_finalists, request, job, outdated, keep, _why_tuned(entry))
             except TuningFailed as error:
                 inv = measured.inv if site is None else site.inv
                 raise there(by_author, REFERENCE, request.kernel.blame, inv, error) from None
@@ -442,11 +442,11 @@ class AutotuneTier(Tier[C]):
         job: Job[C],
         outdated: Trusted[C],
         keep: bool,  # noqa: FBT001 - called in another place, by position
+        because: str,
     ) -> Verified[C]:
-        there_and_then = outdated.record.head.environment
-        winner = cast("str", job.incumbent)
-        among = finalists(job.known, code=job.code, environment=there_and_then, winner=winner)
-        return verify(job, partial(self._tell_and_tune, request), among, keep=keep)
+        environment, winner = outdated.record.head.environment, cast("str", job.incumbent)
+        among = finalists(job.known, code=job.code, environment=environment, winner=winner)
+        return verify(job, partial(self._tell_and_tune, request, because=because), among, keep=keep)
 
     def _tell_and_tune(
         self, request: Request[C], job: Job[C], *, because: str = "", verifying: bool = False
@@ -479,9 +479,9 @@ class AutotuneTier(Tier[C]):
             MEMO.invalidate()  # the new entry may be nearer to other calls than the entry that answers them
         if not tuned.disturbances.quiet:
             request.tell("disturbed", cfg=config, measured=tuned.config, reasons=tuned.disturbances.reasons)
-        earlier = "the pin" if isinstance(entry, Trusted) and entry.is_pinned else "the earlier choice"
-        stands = "" if config is tuned.config else f"{earlier} stands"
-        return tuned._replace(config=config, stands=stands)
+        pinned = isinstance(entry, Trusted) and entry.is_pinned
+        stands = "" if config is tuned.config else f"the {'pin' if pinned else 'earlier choice'} stands"
+        return told_if_kept(request.problem, tuned._replace(config=config, stands=stands))
 
 
 def _why_tuned(entry: Trusted[Any] | Refused[Any]) -> str:

@@ -68,8 +68,18 @@ def watched(
     except KeyboardInterrupt:
         log("info", f"interrupted: {call}")
         raise
-    log("info", f"chose {tuned.config!r} for {call}: {tuned.summary}")
+    verb = "measured as the fastest finalist:" if verifying else "chose"
+    log("info", f"{verb} {tuned.config!r} for {call}: {tuned.summary}")
     tell_of_failures(problem, job, tuned)
+    return tuned
+
+
+def told_if_kept(problem: Problem, tuned: Tuned[C]) -> Tuned[C]:
+    """Return a result, and log if an earlier choice stands instead of the measured winner."""
+    if tuned.stands and listens("info"):
+        disturbed = "; ".join(tuned.disturbances.reasons)
+        why = f", because this tuning was disturbed: {disturbed}" if disturbed else ""
+        log("info", f"kept {tuned.config!r} for {problem.op}: {tuned.stands}{why}")
     return tuned
 
 

@@ -129,7 +129,7 @@ def parse_budget(budget: Budget | float | str | None) -> Budget:
         seconds = math.fsum(float(amount) * _UNITS["ms" if unit == "ms" else unit[0]] for amount, unit in parts)
         seconds = float(budget) if written and not parts else seconds
     else:
-        seconds = float(budget) if isinstance(budget, Real) else 0.0
+        seconds = float(budget) if isinstance(budget, Real) and not isinstance(budget, bool) else 0.0
     if not seconds > 0:
         raise DefinitionError(f'invalid budget={budget!r}: write "500ms", "30s", "10m", "2h", seconds, or "200 trials"')
     return Budget(seconds=seconds)

@@ -159,7 +159,7 @@ class SizeModel:
         """Return which size is beyond the tuned ones: the regrets of problems between them say nothing about it."""
         for name, (low, high) in self._tuned.items():
             if not low <= sizes.get(name, low) <= high:
-                return f"{name} is {sizes[name]:g}, and was tuned from {low:g} to {high:g}"
+                return f"{name} is {sizes[name]:.10g}, and was tuned from {low:.10g} to {high:.10g}"
         return ""
 
     def _ranked(self, logs: Any, variances: Any, variance: float) -> tuple[Any, float, Any]:
