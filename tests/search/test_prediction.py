@@ -95,7 +95,7 @@ def test_a_size_outside_of_the_tuned_ones_has_no_bound_and_is_tuned(book):
     bench = predicting(book, regret_limit=1.0)
     for size in (TUNED[0] - 1, TUNED[-1] + 1, 100 * TUNED[-1]):
         said = str(bench.function.explain(size))
-        assert f"would tune now; predict: no bound: n is {size:g}, and was tuned from 24 to {TUNED[-1]:g}" in said
+        assert f"would tune now; predict: no bound: n is {size:.10g}, and was tuned from 24 to {TUNED[-1]:g}" in said
 
 
 def test_explain_says_in_a_frozen_program_why_nothing_is_predicted(book, monkeypatch):

@@ -418,7 +418,8 @@ class AutotuneTier(Tier[C]):
                     tuned: Tuned[C] = there(partial(self._tell_and_tune, because=because), request, job)
                     found = Verified(held=False, reason=because or "there was no choice to verify", tuned=tuned)
                 else:
-                    found = there(self._verify_finalists, request, job, outdated, keep, _why_tuned(entry))
+                    again = partial(self._verify_finalists, keep=keep, because=_why_tuned(entry))
+                    found = there(again, request, job, outdated)
             except TuningFailed as error:
                 inv = measured.inv if site is None else site.inv
                 raise there(by_author, REFERENCE, request.kernel.blame, inv, error) from None
@@ -437,15 +438,10 @@ class AutotuneTier(Tier[C]):
         return found._replace(tuned=tuned)
 
     def _verify_finalists(
-        self,
-        request: Request[C],
-        job: Job[C],
-        outdated: Trusted[C],
-        keep: bool,  # noqa: FBT001 - called in another place, by position
-        because: str,
+        self, request: Request[C], job: Job[C], outdated: Trusted[C], *, keep: bool, because: str
     ) -> Verified[C]:
-        environment, winner = outdated.record.head.environment, cast("str", job.incumbent)
-        among = finalists(job.known, code=job.code, environment=environment, winner=winner)
+        there = outdated.record.head.environment
+        among = finalists(job.known, code=job.code, environment=there, winner=cast("str", job.incumbent))
         return verify(job, partial(self._tell_and_tune, request, because=because), among, keep=keep)
 
     def _tell_and_tune(
@@ -481,7 +477,8 @@ class AutotuneTier(Tier[C]):
             request.tell("disturbed", cfg=config, measured=tuned.config, reasons=tuned.disturbances.reasons)
         pinned = isinstance(entry, Trusted) and entry.is_pinned
         stands = "" if config is tuned.config else f"the {'pin' if pinned else 'earlier choice'} stands"
-        return told_if_kept(request.problem, tuned._replace(config=config, stands=stands))
+        tuned = tuned._replace(config=config, stands=stands)
+        return told_if_kept(request.problem, tuned) if stands else tuned
 
 
 def _why_tuned(entry: Trusted[Any] | Refused[Any]) -> str:
