@@ -369,7 +369,7 @@ def explain_call(
 def _beside_heuristic_of_now(record: Record, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Record:
     """Return the record, whose gain is over the heuristic's present configuration, if that was measured."""
     body = record.body
-    with Attempt():  # the heuristic may raise, or return what no record holds: then it is the one of the tuning
+    with Attempt():  # an author's heuristic may raise; then the heuristic of the tuning is named
         default = fingerprint(kernel.baseline(inv))
         if default != body.provenance.get("default") and any(m.fingerprint == default for m in body.measurements):
             return record.replace(body=replace(body, provenance={**body.provenance, "default": default}))

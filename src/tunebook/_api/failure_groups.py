@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Failure, Json, Measurement
 
 _LONGEST: Final = 400  # characters of a failure: compilers print pages
-_MESSAGES: Final = 6  # of failures: each gets its own line; of more, those that differ in numbers share one
+_MESSAGES: Final = 6  # failures: each gets its own line; of more, messages that differ in numbers share one
 _NUMBER: Final = re.compile(r"(?:\btolerance=)?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 

@@ -43,9 +43,10 @@ if TYPE_CHECKING:
         | Callable[[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any], Any]
     )
     F = TypeVar("F", bound=_Complete)
-    # Any function. An overload with `G` follows the one with `F`, and not one with `Callable[..., R]`: mypy takes two
-    # type variables in the same place for equal, and so stays with the first overload that fits. Otherwise a parameter
-    # with `Any` in it, as a bare `np.ndarray` has, would make the overloads ambiguous, and the tunable function `Any`.
+    # Any function. An overload with `G` follows the overload with `F`, and not one with `Callable[..., R]`: mypy
+    # takes two type variables in the same place for equal, and so stays with the first overload that fits.
+    # Otherwise a parameter with `Any` in it, as a bare `np.ndarray` has, would make the overloads ambiguous, and
+    # the tunable function `Any`.
     G = TypeVar("G", bound=Callable[..., Any])
     G_co = TypeVar("G_co", bound=Callable[..., Any], covariant=True)
     C_co = DefaultTypeVar("C_co", covariant=True, default=Any)
