@@ -33,6 +33,7 @@ Cfg = TypeVar("Cfg")
 # A candidate that was so many times slower in an interrupted tuning gets two runs in the next one, and leaves if both
 # say the same: a disturbed run takes three times as long now and then, but seldom in two processes.
 SLOW_BEFORE: Final = 2.0
+LOST_TO: Final = "lost_to"  # in a measurement: the fingerprint of the candidate that led the race when this one left
 
 
 class JobRun(Generic[Cfg]):
@@ -86,10 +87,9 @@ class JobRun(Generic[Cfg]):
         if self.job.died in configs and self.job.died not in results:
             self.candidates.record(self.job.died, Trial(failure=Failure("crash", DIED)))
         going_on = set()
-        without_winner = self._without_winner()
-        if without_winner:
-            results.update({name: m._replace(dropped=False) for name, m in results.items()})
-        if without_winner or not self.job.history.complete:
+        unjudged = self._unjudged()
+        results.update({name: results[name]._replace(dropped=False) for name in unjudged})
+        if unjudged or not self.job.history.complete:
             self._drop_hopeless()
             going_on = {name for name, m in results.items() if m.failure is None and not m.dropped}
         if len(going_on) == 1 and len(results) == len(configs):
@@ -104,16 +104,24 @@ class JobRun(Generic[Cfg]):
             todo.insert(0, incumbent)
             self.before = results[incumbent]
             self._lost = {name: m for name, m in results.items() if m.failure is None and name != incumbent}
-            results.update({name: m._replace(dropped=True) for name, m in results.items()})
+            lost_to = {LOST_TO: incumbent}
+            results.update(
+                {name: m._replace(dropped=True, extra={**lost_to, **m.extra}) for name, m in results.items()}
+            )
         return todo
 
-    def _without_winner(self) -> bool:
-        """Whether the race that the known measurements are from has lost its winner: it is not a candidate any more.
+    def _unjudged(self) -> list[str]:
+        """Return the candidates that left a race behind one that is not a candidate any more, or fails now.
 
-        All others left that race when they were behind the winner, so nothing says which of them is the fastest.
+        Nothing says how fast they are beside the others of today.
         """
-        valid = [m for m in self.candidates.results.values() if m.failure is None]
-        return self.job.incumbent is not None and bool(valid) and all(m.dropped for m in valid)
+        configs, results = self.candidates.configs, self.candidates.results
+        valid = {name: m for name, m in results.items() if m.failure is None}
+        # Records of older versions do not tell the leader: then it is gone if nobody is left who did not leave.
+        some_leader = self.job.incumbent is None or not all(m.dropped for m in valid.values())
+        leaders = {name: m.extra.get(LOST_TO) for name, m in valid.items() if m.dropped}
+        may_lead = {name for name in configs if name not in results or name in valid}
+        return [name for name, leader in leaders.items() if not (some_leader if leader is None else leader in may_lead)]
 
     def todo_without_incumbent(self) -> list[str]:
         """Return the candidates that had lost to the incumbent, if that was measured again and fails now."""

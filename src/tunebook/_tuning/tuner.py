@@ -31,7 +31,7 @@ from tunebook._measure.stopwatch import (
 )
 from tunebook._statistics.race import ENOUGH, LEAST_FINAL_S, Lane, Race
 from tunebook._tuning.job import Job, Part, Setup, Timing, Tuned
-from tunebook._tuning.job_run import JobRun
+from tunebook._tuning.job_run import LOST_TO, JobRun
 from tunebook._tuning.plan import is_forward_only
 
 if TYPE_CHECKING:
@@ -239,12 +239,14 @@ def _race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances
         racing.finalists += _unlucky(run.lanes, racing.finalists)
         finished = _sample_again(run, racing.finalists, ends_s) and finished
         disturbances = watch.disturbances([lane.samples_s for lane in racing.finalists])
-    finalists = {lane.name for lane in racing.finalists}
+    finalists = {lane.name: lane.value_s if lane.samples_s else math.inf for lane in racing.finalists}
+    leader = {} if not finalists else {LOST_TO: min(finalists, key=finalists.__getitem__)}
     for lane in run.lanes:
         known = results[lane.name]
         if known.failure is None and lane.samples_s:
             dropped = lane.name not in finalists
-            results[lane.name] = known._replace(samples_s=tuple(lane.samples_s), dropped=dropped)
+            extra = {**known.extra, **leader} if dropped else known.extra
+            results[lane.name] = known._replace(samples_s=tuple(lane.samples_s), dropped=dropped, extra=extra)
     before = run.before
     if before is not None and [lane.name for lane in run.lanes] == [before.fingerprint]:
         # All that it was to be compared with have failed, and a lone candidate gets a few samples only.
