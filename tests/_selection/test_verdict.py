@@ -145,6 +145,24 @@ def naps(path, *seconds):
     return tb.tunable(nap, name="nap", space=space, heuristic=heuristic, tuner=fake_tuner(clock), store=path)
 
 
+def test_after_an_edit_is_undone_the_times_of_the_old_code_are_shown(tmp_path, capsys):
+    def kernel(costs):
+        clock = FakeClock()
+
+        def edited(x, *, config, _costs=tuple(costs)):
+            clock.spend(_costs[config.w])
+            return x
+
+        options = {"space": tb.Space(w=[0, 1, 2]), "heuristic": {"w": 2}, "tuner": fake_tuner(clock)}
+        return tb.tunable(lambda x, *, config: edited(x, config=config), name="k", store=tmp_path, **options)
+
+    for costs in ([2, 6, 20], [20, 6, 2], [2, 6, 20]):
+        kernel(costs)(np.ones(4))
+    record = record_in(tmp_path)
+    assert verdict_of(record).winner.value_s == entry_of(record).best_s == 2
+    assert readable(verdict_of(record).winner.measurement.config) == readable(record.head.config) == "w=0"
+
+
 def test_the_gain_is_over_the_heuristic_of_now(tmp_path):
     naps(tmp_path, 10, 20, 40)(np.ones(4))
     changed = naps(tmp_path, 10, 40, 20)
@@ -187,7 +205,7 @@ class TestACandidateThatIsGone:
         assert back.explain(np.ones(4)).verdict.winner.value_s == 10
         assert "former" not in record_in(tmp_path).provenance or not record_in(tmp_path).provenance["former"]
 
-    def test_a_pin_to_it_is_said_to_have_no_effect(self, tmp_path):
+    def test_a_pin_to_it_is_said_to_have_no_effect(self, tmp_path, capsys):
         naps(tmp_path, 10, 20, 30)(np.ones(4))
         main(["pin", "nap", "s=20", "--book", str(tmp_path)])
         kernel = naps(tmp_path, 10, 30)
@@ -196,3 +214,8 @@ class TestACandidateThatIsGone:
         said = str(kernel.explain(np.ones(4)))
         assert "answer: Config(s=10) from memory\n" in said
         assert "pinned     by hand: s=20, which is not a candidate any more, so the pin has no effect" in said
+        capsys.readouterr()
+        main(["explain", "nap", "--book", str(tmp_path)])
+        assert (
+            "from persistent, if it is a candidate again; until then the measured winner\n" in capsys.readouterr().out
+        )

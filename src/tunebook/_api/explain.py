@@ -150,6 +150,8 @@ class Explanation:
         selection, by_hand = self.selection, self.record is not None and has_valid_pin(self.record)
         if isinstance(selection, Selection):
             pin = " (pinned by hand)" if by_hand and selection.event == "cache_hit" else ""
+            if self.offline and self.record is not None and self.record.head.origin == "pinned" and not by_hand:
+                pin = ", if it is a candidate again; until then the measured winner"
             yield ExplanationLine("answer", f"answer: {selection.config} {_origin(selection)}{pin}")
             if self.offline and self.record is not None and self.record.head.checksum:
                 yield item("code", "this is the record in the book; a program whose code has changed tunes anew", 12)

@@ -450,7 +450,8 @@ def _decision(tuned: Tuned[Any]) -> dict[str, Json]:
     facts |= {} if tuned.default is None else {"default": tuned.default}
     if (verdict := tuned.verdict) is None:
         return facts
-    facts |= {"winner": verdict.winner.measurement.fingerprint, "rule": verdict.rule, "objective": verdict.objective}
+    best = verdict.winner.measurement
+    facts |= {"winner": best.fingerprint, "code": best.code, "rule": verdict.rule, "objective": verdict.objective}
     if verdict.objective not in OBJECTIVES:  # the author's own function: others cannot call it
         finite = (r for r in verdict.ranking if math.isfinite(r.value_s))
         facts |= {"band": verdict.band, "values": {r.measurement.fingerprint: r.value_s for r in finite}}
