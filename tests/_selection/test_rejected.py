@@ -359,3 +359,25 @@ class TestAChangedCheck:
             spec.loader.exec_module(module)
             digests.append(module.twice.kernel.check_checksum)
         assert digests[0] == digests[1]
+
+
+@pytest.mark.filterwarnings("ignore::tunebook.TunebookWarning")
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_a_heuristic_that_is_corrected_decides_what_is_right(tmp_path, on_demand):
+    def kernel(way):
+        made, ran = sloppy(tmp_path)
+        heuristic = {"heuristic": {"way": way}} if way else {}
+        options = {"space": tb.Space(way=["right", "slow", "sloppy"]), "name": "twice", "store": tmp_path, **heuristic}
+        return tb.tunable(made.__wrapped__, tuner=made.selector.tuner, **options), ran
+
+    wrong, _ = kernel("sloppy")
+    assert wrong(X)[0] == 1.9, "right by its own measure"
+    corrected, _ = kernel("slow")
+    if on_demand:
+        assert tb.tune(corrected, X, progress=False).config["way"] == "right"
+    assert corrected(X)[0] == 2
+    assert not [m for m in corrected.explain(X).failures if "slow" in str(m.config)]
+    later, ran = kernel("slow")
+    assert (later(X)[0], ran) == (2, ["right"])
+    same_outputs, ran = kernel("right")
+    assert (same_outputs(X)[0], ran) == (2, ["right"]), "a heuristic with the same output changes nothing"

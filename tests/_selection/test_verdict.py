@@ -216,6 +216,4 @@ class TestACandidateThatIsGone:
         assert "pinned     by hand: s=20, which is not a candidate any more, so the pin has no effect" in said
         capsys.readouterr()
         main(["explain", "nap", "--book", str(tmp_path)])
-        assert (
-            "from persistent, if it is a candidate again; until then the measured winner\n" in capsys.readouterr().out
-        )
+        assert "if it is a candidate again; until then the measured winner\n" in capsys.readouterr().out

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._base.config_codec import fingerprint_of, readable
+from tunebook._base.config_codec import fingerprint, fingerprint_of, readable
 from tunebook._base.durations import ratio_text, seconds_text
 from tunebook._base.errors import CodecError
 from tunebook._base.record_format import CHECKED_BY, Body, Head, Record, from_whole_tuning, identity
 from tunebook._base.vocabulary import INTERRUPTED
+from tunebook._measure.stopwatch import Attempt
 from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
+from tunebook._tuning.job import REJECTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tunebook._base.vocabulary import Json, Measurement
-    from tunebook._tuning.job import Tuned
+    from tunebook._tuning.job import Call, Tuned
+
+
+REJECTED_SOME: Final = "rejected"  # in a head: the tuning rejected outputs
+OF_CHECKS: Final = frozenset({CHECKED_BY, REJECTED_SOME})
+CHECKED_OTHERWISE: Final = "outputs were checked in another way when the entry was made"
+HEURISTIC_WAS_REJECTED: Final = "the heuristic changed to a configuration that was rejected, so it is tuned anew"
 
 
 def winner_of(body: Body) -> str | None:
@@ -131,6 +139,18 @@ def is_checked_otherwise(head: Head, check: str) -> bool:
     """Return whether a choice passed another check of outputs than the one with this digest."""
     tuned = head.origin == "tuned" and head.checksum  # others never passed a check
     return bool(tuned) and head.extra.get(CHECKED_BY, "") != check
+
+
+def heuristic_was_rejected(record: Record, call: Call[Any]) -> bool:
+    """Return whether the heuristic has changed to a configuration that was rejected, and decides what is right now."""
+    kernel = call.kernel
+    if not record.head.extra.get(REJECTED_SOME) or not kernel.checks or getattr(kernel, "reference", call) is not None:
+        return False
+    with Attempt():  # an author's heuristic may raise
+        now = fingerprint(kernel.baseline(call.inv))
+        own = [m.failure for m in record.body.measurements if (m.fingerprint, m.code) == (now, kernel.code_checksum)]
+        return bool(own) and all(failure is not None and failure.kind in REJECTED for failure in own)
+    return False
 
 
 def goes_on(count: int) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, get_
 from tunebook._arrays.device_families import family_of
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.vocabulary import Trust
-from tunebook._selection.recorded_decision import has_code
-from tunebook._selection.trusted_entries import CHECKED_OTHERWISE, Trusted
+from tunebook._selection.recorded_decision import CHECKED_OTHERWISE, has_code
+from tunebook._selection.trusted_entries import Trusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

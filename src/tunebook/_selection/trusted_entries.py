@@ -18,8 +18,13 @@ from tunebook._base.record_format import CHECKED_BY, Body, Head, Record, from_wh
 from tunebook._base.vocabulary import LIVE, Problem
 from tunebook._memo.answer_memo import BoundedDict
 from tunebook._selection.recorded_decision import (
+    CHECKED_OTHERWISE,
+    HEURISTIC_WAS_REJECTED,
+    OF_CHECKS,
+    REJECTED_SOME,
     carried_over,
     environments_verified,
+    heuristic_was_rejected,
     is_checked_otherwise,
     is_finished,
     is_live,
@@ -54,7 +59,6 @@ C = TypeVar("C")
 # Measurements under other code or in other environments are kept, because a later one may return to them; but an
 # entry that is tuned anew after every edit must not grow without end.
 KEPT_MEASUREMENTS: Final = 2000
-CHECKED_OTHERWISE: Final = "outputs were checked in another way when the entry was made"
 _INDEXES: Final = 64
 _UNWRITTEN: Final = 64
 _LISTED_S: Final = 30.0
@@ -141,6 +145,8 @@ class EntryGuard(Generic[C]):
         except CodecError as error:
             return Refused(f"the entry is not a configuration of this kernel: {error}", record)
         environment = call.kernel.environment(call.inv)
+        if heuristic_was_rejected(record, call):
+            entry = Refused(HEURISTIC_WAS_REJECTED, record)
         reason = CHECKED_OTHERWISE if is_checked_otherwise(head, call.kernel.check_checksum) else ""
         if head.environment not in {"", environment}:
             reason = f"the entry was made under {head.environment}; this is {environment}"
@@ -197,7 +203,7 @@ class EntryGuard(Generic[C]):
             return History()
         body = record.body
         so_far = [m for m in self._so_far(call, record) if (TOGETHER in m.policy) is joint]
-        if call.again:  # a candidate that ended the process would do so again
+        if call.again or heuristic_was_rejected(record, call):  # a candidate that ended the process would do so again
             fatal = tuple(m for m in body.measurements if m.failure is not None and m.failure.message == DIED)
             return History(fatal, winner_of(body), record.head.generation)
         complete = is_finished(body) and not so_far
@@ -310,6 +316,8 @@ class EntryGuard(Generic[C]):
             return cast("C", entry.config) if isinstance(entry, Trusted) else tuned.config
         try:
             head = self._head(call, self.persistent.encode(tuned.config), generation)
+            if any(m.failure is not None and m.failure.kind in REJECTED for m in tuned.measurements):
+                head = replace(head, extra={**head.extra, REJECTED_SOME: True})
         except CodecError as error:
             warn_once("unwritable", call.problem.op, f"{call.problem.op}: tuned, but not written down: {error}")
             self.unwritten[call.problem] = tuned
@@ -334,7 +342,7 @@ class EntryGuard(Generic[C]):
         """Write down that a choice holds on made-up arguments too; it still rests on the caller's."""
         here = call.kernel.environment(call.inv) if record.head.environment else ""
         provenance = {**record.body.provenance, **restamped(record, tuned, self._now_s())}
-        extra = {**record.head.extra, **_checked_by(call)}
+        extra = {**record.head.extra, CHECKED_BY: call.kernel.check_checksum}
         head = replace(record.head, environment=here, generation=generation, extra=extra)
         self._write(head, tuned.measurements, provenance, record)
 
@@ -380,7 +388,7 @@ class EntryGuard(Generic[C]):
             origin="tuned",
             environment=call.kernel.environment(call.inv),
             generation=generation,
-            extra=_checked_by(call),
+            extra={CHECKED_BY: digest} if (digest := call.kernel.check_checksum) else {},
         )
 
     def _write(
@@ -393,15 +401,10 @@ class EntryGuard(Generic[C]):
         known = sorted((m for m in before.measurements if identity(m) not in fresh), key=lambda m: m.when, reverse=True)
         kept = (*written, *known[: max(0, KEPT_MEASUREMENTS - len(written))])
         body = Body(measurements=kept, provenance=provenance, extra=before.extra)
-        extra = {} if earlier is None else {n: value for n, value in earlier.head.extra.items() if n != CHECKED_BY}
+        extra = {} if earlier is None else {n: value for n, value in earlier.head.extra.items() if n not in OF_CHECKS}
         record = Record(replace(head, extra={**extra, **head.extra}), body)
         self._listed.pop(head.problem.op, None)
         return self.persistent.write(record.fitted())
-
-
-def _checked_by(call: Call[Any]) -> dict[str, Json]:
-    """Return the digest of the check that a choice has passed, for its head; empty if it was the default one."""
-    return {CHECKED_BY: digest} if (digest := call.kernel.check_checksum) else {}
 
 
 def _says_less(tuned: Tuned[Any], earlier: Body, *, again: bool) -> bool:
