@@ -285,19 +285,21 @@ class TestKnownMeasurements:
             (["123", "3", "23"], "2", {"2", "3"}),
             (["123", "34", "123", "23"], "2", {"2", "3"}),
             (["1234", "123", "1234"], "4", set()),
+            (["1234", "123", "1234x"], "4", {"1", "4", "x"}),
+            (["x23", "x3", "23y"], "2", {"2", "3", "y"}),
         ],
     )
     def test_candidates_that_lost_to_one_that_is_gone_race_those_of_today(self, spaces, best, ran_last):
-        costs = {"1": 0.2, "2": 0.6, "3": 2.0, "4": 0.05}
+        costs = {"1": 0.2, "2": 0.6, "3": 2.0, "4": 0.05, "x": OSError("x"), "y": OSError("y")}
         clock, known, incumbent = FakeClock(), {}, None
         for space in spaces:
             work, ran = job(clock, {w: costs[w] for w in space}, known=tuple(known.values()), incumbent=incumbent)
-            tuned = fake_tuner(clock).tune(work)
+            tuned = fake_tuner(clock, now_s=lambda: 0.0).tune(work)
             known |= {m.fingerprint: m for m in tuned.measurements}
             incumbent = tuned.verdict.winner.measurement.fingerprint
         assert (tuned.config, set(ran)) == (best, ran_last)
         again, ran = job(clock, {w: costs[w] for w in space}, known=tuple(known.values()), incumbent=incumbent)
-        assert (fake_tuner(clock).tune(again).config, ran) == (best, [])
+        assert (fake_tuner(clock, now_s=lambda: 0.0).tune(again).config, ran) == (best, [])
 
     def test_nothing_runs_if_one_candidate_is_left_or_all_others_are_hopeless(self):
         first = self.first({"winner": 0.1, "a": 0.4, "slow": 5.0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 from collections import Counter
 from contextlib import nullcontext, suppress
@@ -15,6 +16,7 @@ from tunebook._base.errors import LeftOut
 from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.stopwatch import Batches, Runner, Stopwatch, Trial, failed
+from tunebook._statistics.decide import TIE_CEILING
 from tunebook._statistics.race import HOPELESS, HOPELESS_AT_ONCE, Lane, Race, typical_s
 from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Step
 from tunebook.stores._files import Maker, this_process
@@ -101,14 +103,21 @@ class JobRun(Generic[Cfg]):
         if incumbent in results and incumbent not in todo and any(map(self.is_wanted, todo)):
             # The newcomers run today; the incumbent's old time was taken on another day. Measured again, it is compared
             # with them on equal terms. The others lost to it then, so their old times need not compete now.
-            todo.insert(0, incumbent)
+            today = [incumbent, *self._surely_faster(results[incumbent])]
+            todo[:0] = today
             self.before = results[incumbent]
-            self._lost = {name: m for name, m in results.items() if m.failure is None and name != incumbent}
+            self._lost = {name: m for name, m in results.items() if m.failure is None and name not in today}
             lost_to = {LOST_TO: incumbent}
             results.update(
                 {name: m._replace(dropped=True, extra={**lost_to, **m.extra}) for name, m in results.items()}
             )
         return todo
+
+    def _surely_faster(self, incumbent: Measurement) -> list[str]:
+        """Return the known winners that are clearly faster: they were not candidates when the incumbent was chosen."""
+        limit_s = (1 - TIE_CEILING) * typical_s(incumbent.valid_samples_s or (math.inf,))
+        stayed = {name: m.valid_samples_s for name, m in self.candidates.results.items() if not m.dropped}
+        return [name for name, samples_s in stayed.items() if samples_s and typical_s(samples_s) < limit_s]
 
     def _unjudged(self) -> list[str]:
         """Return the candidates that left a race behind one that is not a candidate any more, or fails now.
