@@ -311,6 +311,14 @@ class TestAChangedCheck:
         assert later(X)[0] == 1.9
         assert ran == ["sloppy"]
 
+    @pytest.mark.filterwarnings("ignore::tunebook.TunebookWarning")
+    def test_the_gain_is_that_of_the_candidates_that_pass_the_check_of_now(self, tmp_path):
+        for options in ({"reference": lambda x: x * 2}, {"check": False}, {"reference": lambda x: x * 2}):
+            kernel, _ = sloppy(tmp_path, **options)
+            kernel(X)
+        told = kernel.explain(X)
+        assert (told.config["way"], told.verdict.winner.value_s, told.gain) == ("right", 2, 1)
+
     def test_a_frozen_program_says_that_the_check_has_changed(self, book, monkeypatch):
         monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
         kernel, _ = sloppy(book, tolerance=1e-6)

@@ -210,11 +210,13 @@ def measured_for_choice(body: Body, measured: Sequence[Measurement] | None = Non
     `measured` are the measurements to look at, if not all.
     """
     measured = of_candidates(body) if measured is None else measured
-    winner, values_from, code = winner_of(body), values_of(body) or "call", body.provenance.get("code")
+    winner, values_from = winner_of(body), values_of(body) or "call"
+    code, check = body.provenance.get("code"), body.provenance.get(CHECKED_BY, "")
 
     def rank(m: Measurement) -> tuple[bool, bool, bool, float]:
-        # After an edit was undone, the measurements of the edited code are the newer ones.
-        return m.fingerprint == winner and m.failure is None, m.code == code, m.values_from == values_from, m.when
+        # After an edit was undone, the measurements of the edited code, or of the other check, are the newer ones.
+        same = m.code == code and m.extra.get(CHECKED_BY, "") == check
+        return m.fingerprint == winner and m.failure is None, same, m.values_from == values_from, m.when
 
     newest = max(measured, key=rank, default=None)
     return [] if newest is None else [m for m in measured if identity(m)[1:] == identity(newest)[1:]]

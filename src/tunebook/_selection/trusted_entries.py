@@ -454,7 +454,8 @@ def _decision(tuned: Tuned[Any]) -> dict[str, Json]:
     if (verdict := tuned.verdict) is None:
         return facts
     best = verdict.winner.measurement
-    facts |= {"winner": best.fingerprint, "code": best.code, "rule": verdict.rule, "objective": verdict.objective}
+    facts |= {"winner": best.fingerprint, "rule": verdict.rule, "objective": verdict.objective}
+    facts |= {"code": best.code, CHECKED_BY: best.extra.get(CHECKED_BY, "")}
     if verdict.objective not in OBJECTIVES:  # the author's own function: others cannot call it
         finite = (r for r in verdict.ranking if math.isfinite(r.value_s))
         facts |= {"band": verdict.band, "values": {r.measurement.fingerprint: r.value_s for r in finite}}
