@@ -371,7 +371,7 @@ class TestAChangedCheck:
 
 @pytest.mark.filterwarnings("ignore::tunebook.TunebookWarning")
 @pytest.mark.parametrize("on_demand", [False, True])
-def test_a_heuristic_that_is_corrected_decides_what_is_right(tmp_path, on_demand):
+def test_a_heuristic_that_is_corrected_decides_what_is_right(tmp_path, monkeypatch, on_demand):
     def kernel(way):
         made, ran = sloppy(tmp_path)
         heuristic = {"heuristic": {"way": way}} if way else {}
@@ -380,6 +380,9 @@ def test_a_heuristic_that_is_corrected_decides_what_is_right(tmp_path, on_demand
 
     wrong, _ = kernel("sloppy")
     assert wrong(X)[0] == 1.9, "right by its own measure"
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    assert "has changed to a rejected configuration" in str(kernel("slow")[0].explain(X))
+    monkeypatch.setenv("TUNEBOOK_MODE", "normal")
     corrected, _ = kernel("slow")
     if on_demand:
         assert tb.tune(corrected, X, progress=False).config["way"] == "right"

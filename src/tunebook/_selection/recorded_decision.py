@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 REJECTED_SOME: Final = "rejected"  # in a head: the tuning rejected outputs
 OF_CHECKS: Final = frozenset({CHECKED_BY, REJECTED_SOME})
 CHECKED_OTHERWISE: Final = "outputs were checked in another way when the entry was made"
-HEURISTIC_WAS_REJECTED: Final = "the heuristic changed to a configuration that was rejected, so it is tuned anew"
+HEURISTIC_WAS_REJECTED: Final = (
+    "the heuristic, whose output is the expected one, has changed to a rejected configuration"
+)
 
 
 def winner_of(body: Body) -> str | None:
@@ -142,7 +144,7 @@ def is_checked_otherwise(head: Head, check: str) -> bool:
 
 
 def heuristic_was_rejected(record: Record, call: Call[Any]) -> bool:
-    """Return whether the heuristic has changed to a configuration that was rejected, and decides what is right now."""
+    """Return whether the heuristic, whose output is the expected one, has changed to a rejected configuration."""
     kernel = call.kernel
     if not record.head.extra.get(REJECTED_SOME) or not kernel.checks or getattr(kernel, "reference", call) is not None:
         return False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, get_
 from tunebook._arrays.device_families import family_of
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.vocabulary import Trust
-from tunebook._selection.recorded_decision import CHECKED_OTHERWISE, has_code
+from tunebook._selection.recorded_decision import CHECKED_OTHERWISE, HEURISTIC_WAS_REJECTED, has_code
 from tunebook._selection.trusted_entries import Trusted
 
 if TYPE_CHECKING:
@@ -77,11 +77,12 @@ def _answers(
     """Yield the answers of the rungs in their order. Other entries are read only for rungs that need them."""
     own = entry.record
     if own is not None and own.head.decided and (found := _valid(book, call, own)) is not None:
-        outdated = entry.outdated is not None
+        outdated = entry.outdated is not None or entry.reason == HEURISTIC_WAS_REJECTED
         same_code = has_code(own.head, call.kernel.code_checksum)
         rung: Trust = "versions" if outdated else "candidates" if same_code else "code"
         same = own.head.environment in ("", call.kernel.environment(call.inv))
-        yield rung, found, {"made": CHECKED_OTHERWISE if same else f"it was made under {own.head.environment}"}
+        checked = entry.reason if entry.reason == HEURISTIC_WAS_REJECTED else CHECKED_OTHERWISE
+        yield rung, found, {"made": checked if same else f"it was made under {own.head.environment}"}
     if "family" not in rungs and "near" not in rungs:
         return
     records = [r for r in book.records(call.problem.op) if r.head.decided]
