@@ -91,6 +91,14 @@ def test_it_finds_blocks_of_two_axes_and_the_rest_that_they_leave():
     assert sum(chosen) < 0.1 * one
 
 
+@pytest.mark.parametrize("many", [1, 2])
+def test_configurations_that_always_take_as_long_as_each_other_are_learnt_in_a_moment(many):
+    pytest.importorskip("numpy")
+    configs = {str(block): {"block": block} for block in (16, 32)[:many]}
+    alike = [Example({"n": 2**power}, dict.fromkeys(configs, 1e-6 * 2**power)) for power in range(12)]
+    assert SizeModel(alike, configs).predict({"n": 100}).keys[0] in configs
+
+
 def test_problems_are_left_out_as_if_they_had_never_been_measured(model):
     np = pytest.importorskip("numpy")
     part, data = model._parts[0], model._data

@@ -363,7 +363,7 @@ def _best_structures(data: Measured, sizes: int) -> list[Structure]:
 
     while True:
         changed = min(_changes(structure, list(data.axes), range(sizes)), key=error, default=structure)
-        if error(changed) > _WORTH * error(structure):
+        if error(changed) >= _WORTH * error(structure):
             ranked = sorted(errors, key=errors.__getitem__)[:_AVERAGED]
             return [each for each in ranked if errors[each] <= _ALIKE * errors[ranked[0]]]
         structure = changed
