@@ -91,6 +91,43 @@ def test_it_finds_blocks_of_two_axes_and_the_rest_that_they_leave():
     assert sum(chosen) < 0.1 * one
 
 
+WINDOWS = (3, 5, 7, 9, 11)
+WAYS = {f"{strip} {rows}": {"STRIP": strip, "ROWS": rows} for strip, rows in itertools.product((4, 8, 16, 32), (1, 4))}
+
+
+def windowed_s(height, width, window, strip, rows):
+    """Return the time of a made-up convolution in C: whole strips of results are fast, the rest is slow."""
+    places, lines = width - window + 1, height - window + 1
+    work = lines * window**2 * (places // strip * (2 + strip / 6) + 3 * (places % strip))
+    return 1e-9 * (300 + 8 * math.ceil(lines / rows) + work)
+
+
+def windowed_examples(many):
+    rng, found = random.Random(0), []
+    while len(found) < many:
+        height, width, window = round(2 ** rng.uniform(4, 9)), round(2 ** rng.uniform(4, 9)), rng.choice(WINDOWS)
+        seconds = {key: windowed_s(height, width, window, way["STRIP"], way["ROWS"]) for key, way in WAYS.items()}
+        found.append(Example({"height": height, "width": width, "window": window}, seconds))
+    return found
+
+
+def test_it_finds_the_window_that_moves_along_a_size():
+    pytest.importorskip("numpy")
+    known = windowed_examples(120)
+    model = SizeModel(known[:80], WAYS)
+    assert (1, 2) in model.learnt.structures[0].windows
+    chosen = [regret(e, model.predict(e.sizes).keys[0]) for e in known[80:]]
+    one = min(sum(regret(e, key) for e in known[80:]) for key in WAYS)
+    assert sum(chosen) < 0.1 * one
+
+
+def test_a_window_larger_than_what_it_moves_along_is_predicted_without_an_error():
+    pytest.importorskip("numpy")
+    known = windowed_examples(40)
+    smallest = min(e.sizes["width"] for e in known)
+    assert SizeModel(known, WAYS).predict({"height": 100, "width": smallest, "window": 10 * smallest}).keys
+
+
 @pytest.mark.parametrize("many", [1, 2])
 def test_configurations_that_always_take_as_long_as_each_other_are_learnt_in_a_moment(many):
     pytest.importorskip("numpy")

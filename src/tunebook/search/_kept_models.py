@@ -1,8 +1,8 @@
-"""Keeps what models of times have learnt, beside the user's book, because learning takes a second in each process.
+"""Keeps what models of times have learnt, beside the user's book, because learning takes a second or more.
 
 <root>/models/<state>.json    what a model has learnt from entries in this state
 
-A folder that cannot be read or written costs that second, and never a call.
+A folder that cannot be read or written costs that time, and never a call.
 """
 
 from __future__ import annotations

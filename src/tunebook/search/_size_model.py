@@ -2,11 +2,10 @@
 
 Each configuration has a model of its own, of the logarithm of its time. Its first part is a sum of products that times
 are made of (launches, waves of blocks, steps of a loop, whole blocks and the rest, bytes), with weights that are not
-negative; which axis, or product of two axes, is the block of which size is found by trying. A Gaussian process then
-learns how times differ from this sum. Predictions for
-problems that are left out of the data are exact, and need no further fit of the process. The bound is the 95 % quantile
-of the regrets there (conformal prediction), so it holds for that part of problems like them, no matter how good the
-model is.
+negative. Which axis, or product of two axes, is the block of which size, and which size is a window that moves along
+another, is found by trying. A Gaussian process then learns how times differ from this sum. Predictions for problems
+that are left out of the data are exact, and need no further fit of the process. The bound is the 95 % quantile of the
+regrets there (conformal prediction), so it holds for that part of problems like them, no matter how good the model is.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ _FOLDS: Final = 8
 _COMPARING_FOLDS: Final = 4
 # The roles of blocks of one axis, and of two: threads of a block times the work of each, lanes times vectors.
 _ROLES: Final = {1: ("launch", "loop", "split"), 2: ("launch", "split")}
+_VECTOR: Final = 8  # numbers of 32 bits in a vector of most processors
 _DRAWS: Final = 256
 _LEAST_SCALE: Final = 1e-3  # regrets below this are noise
 # How much similarity falls with a difference in each kind of input, the noise beside a variance of 1, and roughness;
@@ -64,10 +64,22 @@ class Block(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """What an author means by axes and sizes: blocks, and sizes of which each unit is launched by itself."""
+    """What an author means by axes and sizes: blocks, and sizes of which each unit is launched by itself.
+
+    `windows` has pairs of a size and the window that moves along it: the work follows the number of the window's
+    places, not the size.
+    """
 
     blocks: tuple[Block, ...] = ()
     launched: frozenset[int] = frozenset()
+    windows: frozenset[tuple[int, int]] = frozenset()
+
+    def counted(self, np: Any, sizes: Any) -> Any:
+        """Return sizes by problem; of a size along which a window moves, the number of the window's places."""
+        found = sizes.copy()
+        for size, window in self.windows:
+            found[:, size] = np.maximum(sizes[:, size] - sizes[:, window] + 1, 1)
+        return found
 
 
 class Predicted(NamedTuple):
@@ -254,12 +266,15 @@ class Measured(NamedTuple):
         return np.stack([*found, *self._split(structure, plain)], 2)
 
     def _split(self, structure: Structure, plain: Sequence[Any]) -> Iterator[Any]:
-        """Yield the products of parts of sizes where blocks split one: whole blocks, the rest, whether there is one."""
+        """Yield the products of parts of sizes where blocks split one: whole blocks, the rest, whether there is one.
+
+        The rest has two parts, because compilers make vectors of its loop too.
+        """
         split = {block.size: self._length(block) for block in structure.blocks if block.role == "split"}
         parts = [[size**0, size] for size in plain]
         for place, length in split.items():
             whole, rest = plain[place] // length, plain[place] % length
-            parts[place] = [rest**0, whole, rest, (rest > 0).astype(float)]
+            parts[place] = [rest**0, whole, rest // _VECTOR, rest % _VECTOR, (rest > 0).astype(float)]
         for factors in product_of(*parts) if split else ():
             yield self.np.prod(factors, 0)
 
@@ -282,7 +297,9 @@ class _StructureModel:
     """The model of one structure: sums, and a Gaussian process for each configuration."""
 
     def __init__(self, data: Measured, structure: Structure, scales: Mapping[str, float] | None = None) -> None:
-        self._data, self.structure, np = data, structure, data.np
+        np = data.np
+        self._data = data = data._replace(sizes=structure.counted(np, data.sizes))
+        self.structure = structure
         products = data.products(structure, data.sizes)
         self._sums = _fit_sums(np, products, data.times, data.weights > 0)
         targets = np.log(data.times / _total(np, products, self._sums))
@@ -312,6 +329,7 @@ class _StructureModel:
     def predict(self, sizes: Any) -> tuple[Any, Any]:
         """Return the logarithms of the times of all configurations at sizes, and their variances."""
         np, data = self._data.np, self._data
+        sizes = self.structure.counted(np, sizes)
         mean = np.log(_total(np, data.products(self.structure, sizes), self._sums))
         inputs, kinds = data.inputs(self.structure, sizes)
         near = _similar(np, inputs, self._inputs, kinds, self.scales)
@@ -349,9 +367,8 @@ class _StructureModel:
 
 def _best_structures(data: Measured, sizes: int) -> list[Structure]:
     """Return the structures with the smallest errors in problems that are left out, found by one change at a time."""
-    structure = Structure()
     if len(data.sizes) < FEWEST:
-        return [structure]
+        return [Structure()]
     np = data.np
     some = data.some(data.studied(), np.arange(0, len(data.sizes), -(-len(data.sizes) // _COMPARED)))
     errors: dict[Structure, float] = {}
@@ -361,12 +378,16 @@ def _best_structures(data: Measured, sizes: int) -> list[Structure]:
             errors[structure] = _relative_error(np, _missed_by(some, structure), some.weights)
         return errors[structure]
 
-    while True:
-        changed = min(_changes(structure, list(data.axes), range(sizes)), key=error, default=structure)
-        if error(changed) >= _WORTH * error(structure):
-            ranked = sorted(errors, key=errors.__getitem__)[:_AVERAGED]
-            return [each for each in ranked if errors[each] <= _ALIKE * errors[ranked[0]]]
-        structure = changed
+    pairs = [(a, b) for a, b in permutations(range(sizes), 2) if (data.sizes[:, a] > data.sizes[:, b]).all()]
+    # A window and the block that splits its places make each other worth while: half of the searches begin with one.
+    starts = {frozenset(pair for pair in pairs if pair[1] == window) for window in (None, *range(sizes))}
+    for windows in sorted(starts, key=sorted):
+        structure, changed = None, Structure(windows=windows)
+        while structure is None or error(changed) < _WORTH * error(structure):
+            structure = changed
+            changed = min(_changes(structure, list(data.axes), range(sizes), pairs), key=error, default=structure)
+    ranked = sorted(errors, key=errors.__getitem__)[:_AVERAGED]
+    return [each for each in ranked if errors[each] <= _ALIKE * errors[ranked[0]]]
 
 
 def _missed_by(data: Measured, structure: Structure) -> Any:
@@ -380,7 +401,9 @@ def _missed_by(data: Measured, structure: Structure) -> Any:
     return missed
 
 
-def _changes(structure: Structure, axes: Sequence[str], sizes: Sequence[int]) -> Iterator[Structure]:
+def _changes(
+    structure: Structure, axes: Sequence[str], sizes: Sequence[int], windows: Sequence[tuple[int, int]]
+) -> Iterator[Structure]:
     for names, roles in _ROLES.items():
         for together in combinations(axes, names):
             others = tuple(block for block in structure.blocks if not set(together) & set(block.axes))
@@ -389,12 +412,15 @@ def _changes(structure: Structure, axes: Sequence[str], sizes: Sequence[int]) ->
                 yield structure._replace(blocks=tuple(sorted((*others, Block(together, size, role)))))
     for size in sizes:
         yield structure._replace(launched=structure.launched ^ {size})
+    for pair in windows:
+        yield structure._replace(windows=structure.windows ^ {pair})
     if not structure.blocks:  # neither side of a grid tells much without the other
         for one, other in permutations(sizes, 2):
             for axis in axes:
-                yield Structure((Block((axis,), one, "launch"),), frozenset({other}))
+                yield structure._replace(blocks=(Block((axis,), one, "launch"),), launched=frozenset({other}))
             for a, b in combinations(axes, 2):
-                yield Structure(tuple(sorted((Block((a,), one, "launch"), Block((b,), other, "launch")))))
+                both = (Block((a,), one, "launch"), Block((b,), other, "launch"))
+                yield structure._replace(blocks=tuple(sorted(both)), launched=frozenset())
 
 
 def _varying(examples: Sequence[Example]) -> list[str]:
