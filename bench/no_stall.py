@@ -325,7 +325,7 @@ def requests_in_turn(turns, options, answer):
             while following is not None and turns.own_s() < until_s:
                 due_s, shape = following
                 if due_s > turns.own_s():  # it comes at its own time, whether the last request is answered or not
-                    time.sleep(min(due_s, until_s) - turns.own_s() if until_s > turns.own_s() else 0.0)
+                    time.sleep(max(min(due_s, until_s) - turns.own_s(), 0.0))
                     continue
                 stalls = HOST.stalls
                 answer(shape)
