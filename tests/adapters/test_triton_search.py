@@ -20,9 +20,10 @@ import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
+from tunebook._base.config_codec import fingerprint  # noqa: E402 - as above
 from tunebook._base.errors import LeftOut  # noqa: E402 - as above
 from tunebook.adapters._triton import tuner  # noqa: E402 - as above
-from tunebook.adapters._triton.candidate import LaunchConfig  # noqa: E402 - as above
+from tunebook.adapters._triton.candidate import Launch, LaunchConfig  # noqa: E402 - as above
 from tunebook.adapters._triton.list_search import TRIALS, UNFORESEEN, CandidateList, list_search  # noqa: E402 - as above
 from tunebook.adapters._triton.resources import TooLarge  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
@@ -179,6 +180,39 @@ def test_three_near_shapes_leave_one_batch_of_16_to_compile(foreseen):
     _, behind = tune(foreseen, 2048, processes=True)
     assert 0 < len(set(foreseen)) <= 16
     assert behind <= 0.01
+
+
+def test_first_stages_are_not_asked_again_about_what_ran_at_near_sizes(foreseen, monkeypatch):
+    asked = []
+    foresee = Foreseeing.foresee
+    monkeypatch.setattr(Foreseeing, "foresee", lambda self, some: asked.extend(some) or foresee(self, some))
+    for n in (512, 1024, 4096):
+        kernel, _ = tune(foreseen, n, processes=True)
+    inv = kernel.kernel.invocation(Launch((1,), (torch.ones(16), n), {}))
+    records = kernel.selector.persistent.records(kernel.kernel.problem(inv).op)
+    ran = {m.fingerprint for record in records for m in record.body.measurements if m.failure is None}
+    asked.clear()
+    tune(foreseen, 2048, processes=True)
+    assert not ran & {fingerprint(candidate) for candidate in asked}
+
+
+def test_the_book_says_how_many_blocks_were_launched(quick):
+    def grid(meta):
+        return (triton.cdiv(meta["n"], meta["BM"]), meta["BN"])
+
+    tuned = autotune(CONFIGS, key=["n"], processes=False)(copy).tune(torch.ones(16), 1024, grid=grid)
+    blocks = {m.fingerprint: m.extra.get("blocks") for m in tuned.measurements if m.failure is None}
+    meta = {name: tuned.configs[name].meta for name in blocks}
+    assert blocks == {name: triton.cdiv(1024, meta[name]["BM"]) * meta[name]["BN"] for name in blocks}
+
+
+def test_a_grid_that_fails_says_nothing_of_blocks(quick):
+    kernel = autotune(CONFIGS, key=["n"], processes=False)(copy).kernel
+    candidate = kernel.candidate(CONFIGS[0])
+    of_names, fails = (Launch(grid, (torch.ones(16), 1024), {}) for grid in ((2, 3), lambda meta: (1 // 0,)))
+    assert kernel.blocks_of(of_names, candidate) == 6
+    assert kernel.blocks_of(fails, candidate) is None
+    assert kernel.blocks_of(Launch(None, (), {}), candidate) is None
 
 
 def test_an_exhaustive_search_and_a_short_list_try_everything(quick):

@@ -18,11 +18,11 @@ from tunebook.search._candidate_list import CandidateList
 from tunebook.search._listed import ListSearch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tunebook._base.vocabulary import StrategyLike
     from tunebook._space.space import Space
-    from tunebook._tuning.job import Job
+    from tunebook._tuning.job import Job, Setup
     from tunebook.adapters._triton.candidate import LaunchConfig
     from tunebook.search import Start, Strategy
 
@@ -101,4 +101,21 @@ def with_trials(job: Job[LaunchConfig], *, foreseen: bool = False) -> Job[Launch
     begin = cast("Beginning", search.strategy)
     if foreseen and begin.asked == "auto":
         begin = replace(begin, asked=ListSearch)
-    return job._replace(search=search._replace(trials=trials, strategy=begin))
+    setup = job.setup if job.setup.foresee is None else _foreseen_once(job.setup, search.start)
+    return job._replace(search=search._replace(trials=trials, strategy=begin), setup=setup)
+
+
+def _foreseen_once(setup: Setup[LaunchConfig], start: Start) -> Setup[LaunchConfig]:
+    """Return a setup that asks the first stages of a compilation about candidates that ran at no near size only.
+
+    A batch would wait for the answers, and a program is the same at most sizes.
+    """
+    foresee = cast("Callable[[Sequence[LaunchConfig]], Sequence[Exception | None]]", setup.foresee)
+    alike = start.elsewhere[: start.alike] if start.near == start.alike else ()  # not on other devices
+    ran = {id(config) for source in alike for config, seconds in source if seconds is not None}
+
+    def foresee_unknown(candidates: Sequence[LaunchConfig]) -> list[Exception | None]:
+        found = iter(foresee([each for each in candidates if id(each) not in ran]))
+        return [None if id(each) in ran else next(found) for each in candidates]
+
+    return setup._replace(foresee=foresee_unknown)
