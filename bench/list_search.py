@@ -28,7 +28,7 @@ from interleaved import Row, save, show
 
 import tunebook as tb
 from tunebook._base.errors import CompileError, LeftOut
-from tunebook._base.record_format import Body, Head, Record
+from tunebook._base.record_format import BLOCKS, Body, Head, Record
 from tunebook._base.vocabulary import Problem
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._space.space import Config
@@ -58,7 +58,9 @@ class Recording:
         self.samples_s = {self.configs[int(at)]: [t * 1e-3 for t in row["t"]] for at, row in rows.items()}
         self.true_s = {config: statistics.median(samples) for config, samples in self.samples_s.items()}
         self.best_s = min(self.true_s.values())
-        self.problem = Problem("H200", "matmul", json.dumps(dict(zip("MNK", map(int, shape.split("x")), strict=True))))
+        self.sizes = tuple(map(int, shape.split("x")))
+        key = json.dumps(dict(zip("MNK", self.sizes, strict=True)))
+        self.problem = Problem("gpu:NVIDIA H200", "matmul", key)
         self.now_s = 0.0
         self.compiled = []
         self.refused = 0
@@ -76,6 +78,10 @@ class Recording:
         if config in self.failed:
             raise RuntimeError(self.failed[config])
         return run
+
+    def blocks_of(self, config):
+        """Return how many blocks a launch has."""
+        return math.ceil(self.sizes[0] / config.BM) * math.ceil(self.sizes[1] / config.BN)
 
     def foresee(self, configs):
         """Return why configurations are not compiled, which takes the first stages of their compilation."""
@@ -134,7 +140,7 @@ def job_for(recording, others, strategy, trials, *, refuses):
     """Return the job of the adapter for a list, on a machine with 16 cores."""
     listed = recording.rng.sample(recording.configs, len(recording.configs))
     search = list_search(listed, strategy)
-    start = start_from(others, recording.problem, search.space)
+    start = start_from(others, recording.problem, search.space, recording.blocks_of)
     setup = Setup(compile=lambda _config: None, foresee=recording.foresee if refuses else None)
     parts, conditions = [Part(recording.make_fn)], Conditions("code")
     job = Job(parts, [], search=search._replace(start=start, batch=CORES), setup=setup, conditions=conditions)
@@ -155,7 +161,9 @@ def tune(content, shape, seed, others=(), *, strategy=None, trials=None, refuses
     tuned = tuner.tune(job_for(recording, others, strategy, trials, refuses=refuses))
     winner = next(m for m in tuned.measurements if tuned.configs[m.fingerprint] == tuned.config)
     head = Head(problem=recording.problem, config=winner.config, checksum="", origin="tuned")
-    return Record(head, Body(measurements=tuned.measurements)), {
+    configs = tuned.configs
+    counted = [m._replace(extra={BLOCKS: recording.blocks_of(configs[m.fingerprint])}) for m in tuned.measurements]
+    return Record(head, Body(measurements=tuple(counted))), {
         "shape": shape,
         "seed": seed,
         "compiled": len(recording.compiled),
