@@ -93,6 +93,10 @@ class Recording:
         self.refused += sum(refusal is not None for refusal in found)
         return found
 
+    def compile(self, config):
+        if self.refusal(config) is not None:
+            raise self.refusal(config)
+
     def refusal(self, config):
         if config in self.failed:
             return CompileError(self.failed[config])
@@ -144,7 +148,8 @@ def job_for(recording, others, strategy, trials, *, refuses):
     listed = recording.rng.sample(recording.configs, len(recording.configs))
     search = list_search(listed, strategy)
     start = start_from(others, recording.problem, search.space, recording.blocks_of)
-    setup = Setup(compile=lambda _config: None, foresee=recording.foresee if refuses else None)
+    compile_one, foresee = (recording.compile, recording.foresee) if refuses else (lambda _config: None, None)
+    setup = Setup(compile=compile_one, foresee=foresee)
     parts, conditions = [Part(recording.make_fn)], Conditions("code")
     job = Job(parts, [], search=search._replace(start=start, batch=CORES), setup=setup, conditions=conditions)
     job = with_trials(job, foreseen=refuses)

@@ -7,6 +7,7 @@ list, so every proposal is one of the user's configurations. Times of other shap
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -18,11 +19,11 @@ from tunebook.search._candidate_list import CandidateList
 from tunebook.search._listed import ListSearch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tunebook._base.vocabulary import StrategyLike
     from tunebook._space.space import Space
-    from tunebook._tuning.job import Job, Setup
+    from tunebook._tuning.job import Job
     from tunebook.adapters._triton.candidate import LaunchConfig
     from tunebook.search import Start, Strategy
 
@@ -38,22 +39,23 @@ LEAST, MOST = 4, 16
 
 
 class ListStrategy:
-    """Proposes members of a list by a strategy over the space of their values."""
+    """Proposes members of a list by a strategy over the space of their values, at most `proposals` of them."""
 
-    def __init__(
-        self, asked: StrategyLike, trials: int, members: CandidateList[LaunchConfig], seed: int, start: Start
-    ) -> None:
+    def __init__(self, beginning: Beginning, members: CandidateList[LaunchConfig], seed: int, start: Start) -> None:
         self._members: Final = members
+        self._left = beginning.proposals
         there = start._replace(
             first=[members.point(config) for config in start.first],
             last=[members.point(config) for config in start.last],
             elsewhere=[self._observations(source) for source in start.elsewhere],
         )
-        self._inner: Final[Strategy] = Search(members.space(), asked, trials, there, seed).begin()
+        self._inner: Final[Strategy] = Search(members.space(), beginning.asked, beginning.trials, there, seed).begin()
 
     def propose(self, n: int) -> list[Any]:
-        """Return the next `n` candidates to measure; fewer only if fewer are left."""
-        return [self._members.member(point) for point in self._inner.propose(n)]
+        """Return the next `n` candidates to measure; fewer only if fewer are left, or may be proposed."""
+        found = [self._members.member(point) for point in self._inner.propose(min(n, self._left))]
+        self._left -= len(found)
+        return found
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Learn the times of candidates."""
@@ -65,14 +67,15 @@ class ListStrategy:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Begins the search of a list by the strategy that was asked for."""
+    """Begins the search of a list by the strategy that was asked for, which proposes at most so many members."""
 
     asked: StrategyLike
     trials: int
+    proposals: int = sys.maxsize
 
     def __call__(self, space: CandidateList[LaunchConfig], *, seed: int, start: Start) -> ListStrategy:
         """Return a new strategy."""
-        return ListStrategy(self.asked, self.trials, space, seed, start)
+        return ListStrategy(self, space, seed, start)
 
 
 def list_search(candidates: Sequence[LaunchConfig], asked: StrategyLike | None) -> Search | None:
@@ -101,21 +104,9 @@ def with_trials(job: Job[LaunchConfig], *, foreseen: bool = False) -> Job[Launch
     begin = cast("Beginning", search.strategy)
     if foreseen and begin.asked == "auto":
         begin = replace(begin, asked=ListSearch)
-    setup = job.setup if job.setup.foresee is None else _foreseen_once(job.setup, search.start)
+    setup = job.setup
+    if foreseen and trials <= MOST:
+        # A single batch does not wait for first stages. A compilation that is not worth more ends after them in any
+        # case, and another batch in its place would take as long as the first.
+        setup, begin = setup._replace(foresee=None), replace(begin, proposals=trials)
     return job._replace(search=search._replace(trials=trials, strategy=begin), setup=setup)
-
-
-def _foreseen_once(setup: Setup[LaunchConfig], start: Start) -> Setup[LaunchConfig]:
-    """Return a setup that asks the first stages of a compilation about candidates that ran at no near size only.
-
-    A batch would wait for the answers, and a program is the same at most sizes.
-    """
-    foresee = cast("Callable[[Sequence[LaunchConfig]], Sequence[Exception | None]]", setup.foresee)
-    alike = start.elsewhere[: start.alike] if start.near == start.alike else ()  # not on other devices
-    ran = {id(config) for source in alike for config, seconds in source if seconds is not None}
-
-    def foresee_unknown(candidates: Sequence[LaunchConfig]) -> list[Exception | None]:
-        found = iter(foresee([each for each in candidates if id(each) not in ran]))
-        return [None if id(each) in ran else next(found) for each in candidates]
-
-    return setup._replace(foresee=foresee_unknown)
