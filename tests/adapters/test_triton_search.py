@@ -189,6 +189,16 @@ def test_a_single_batch_waits_for_no_first_stages(foreseen, monkeypatch):
     assert behind <= 0.01
 
 
+def test_a_batch_that_near_shapes_rank_wrongly_is_not_the_last(foreseen, monkeypatch):
+    for n in (512, 1024, 4096):
+        tune(foreseen, n, processes=True)
+    foreseen.clear()
+    here = seconds
+    monkeypatch.setitem(globals(), "seconds", lambda config, n: (s := here(config, n)) and 1e-9 / s)
+    tune(foreseen, 2048, processes=True)
+    assert 16 < len(set(foreseen)) <= TRIALS[0]
+
+
 def test_the_book_says_how_many_blocks_were_launched(quick):
     def grid(meta):
         return (triton.cdiv(meta["n"], meta["BM"]), meta["BN"])

@@ -111,3 +111,13 @@ def test_a_search_tries_members_that_no_near_size_has_measured():
     proposed = strategy.propose(16)
     assert proposed[:3] == fast[:3]
     assert len(set(proposed) - set(fast)) >= 4
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_search_knows_whether_times_at_near_sizes_mislead_it(sign):
+    times = [Observation(config, seconds_at(96, config)) for config in TILES]
+    strategy = ListSearch(TILES, start=Start(elsewhere=[times, times, times], near=3, alike=3))
+    assert strategy.is_misled  # nothing was measured yet
+    strategy.observe([Observation(config, seconds_at(96, config) ** sign) for config in strategy.propose(16)])
+    assert strategy.is_misled is (sign < 0)
+    assert not ListSearch(TILES).is_misled

@@ -69,6 +69,12 @@ class ListSearch:
         self._history.add(observations)
         self._pool = None
 
+    @property
+    def is_misled(self) -> bool:
+        """Whether times at alike sizes rank the members that were measured here no better than chance."""
+        times, points = zip(*self._history.ranked, strict=True) if self._history.ranked else ((), ())
+        return bool(self._prior) and self._prior.agreement(points, self._np.array(times)) <= 0
+
     def _next(self) -> Point | None:
         history = self._history
         while self._blind and len(history.taken) < _BLIND:
