@@ -44,3 +44,18 @@ def test_the_likest_device_chooses_and_a_search_starts_from_the_others(bench, tm
     assert found["A100"]["no_run"]["W6600"] > 1
     assert found["A100"]["all"] == [0, 0]
     assert len(list(bench.rows_of(found.values()))) == 9
+    assert not any(row["taken_for_transferable"] or row["is_predicted"] for row in found.values())
+    assert len(list(bench.rows_of_all(found.values()))) == 4
+
+
+def test_an_optimum_is_taken_for_transferable_where_devices_that_differ_as_much_agree(bench, tmp_path):
+    usual = lambda x, y, z: 1 + abs(x - 64) / 64 + abs(y - 32) / 32 + z / 10
+    for device in ("A100", "A4000", "W6600"):
+        write_space(tmp_path, device, usual)
+    benches = [bench.search.Bench(bench.search_spaces.load(p), None, p) for p in sorted(tmp_path.glob("*.gz"))]
+    found = {b.recorded.device: bench.left_out(b, [o for o in benches if o is not b]) for b in benches}
+    taken = {device: row["taken_for_transferable"] for device, row in found.items()}
+    # A4000 and W6600 are of two makers, and say more than enough about two of one maker; not the other way round.
+    assert taken == {"A100": True, "A4000": True, "W6600": False}
+    whats = [row[0] for row in bench.rows_of_all(list(found.values()))]
+    assert "of these: mean regret with no run" in whats
