@@ -98,11 +98,11 @@ class ListSearch:
         return self._pool[chosen]
 
     def _predicted_elsewhere(self) -> list[Point]:
-        """Return the open members, the fastest by the times elsewhere first; none if there are no such times.
+        """Return the open members, the fastest by the times elsewhere first; an empty list without times elsewhere.
 
-        Members that were measured at none of those sizes are predicted from the others. On recorded times of a matmul
-        at three near sizes, a third of the members measured at each, the best of 16 was 0.57 % slower than the best of
-        all where they were left out, and 0.25 % where they were not.
+        Members that no size has measured are predicted from the others. On recorded times of a matmul at three near
+        sizes, a third of the members measured at each, the best of 16 was 0.25 % slower than the best of all, and
+        0.57 % where members that no size has measured were left out.
         """
         if not self._prior:
             return []

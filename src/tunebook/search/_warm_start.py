@@ -207,7 +207,7 @@ def start_from(
 def _as_here(
     useful: Sequence[Times], problem: Problem, space: Space, blocks: Callable[[Any], int | None]
 ) -> list[Times]:
-    """Return times with those of the same device at near sizes as they would be here, where blocks are known."""
+    """Return times, at near sizes of the same device as they would be here, if the numbers of blocks are known."""
     cores = cores_of(problem.device)
     near = [t for t in useful if t.blocks and t.problem.device == problem.device and _is_alike(t.problem, problem)]
     if cores == 1 or not near:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # that wait for memory, with many blocks on each core, need no correction.
 _USUAL_POWER: Final = 0.4
 _BELIEF: Final = 1.0
-# Slowness over which a time counts for less: how the fastest scale is what matters.
+# Slowness over which a time counts for less: only the fastest matter.
 _NEAR: Final = 0.2
 
 
