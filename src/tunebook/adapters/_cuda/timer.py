@@ -7,9 +7,11 @@ alone. If the host was too slow for that, the timer notices, and takes the sampl
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,6 +177,14 @@ class LaunchWindows:
     ) -> None:
         self._device, self._on = device, on
         self._free: list[EventWindow] = []
+        self._made: list[EventWindow] = []
+        _all_windows.add(self)
+
+    def keep(self) -> None:
+        """Never destroy an event in this process, not even at its exit."""
+        import ctypes  # noqa: PLC0415 - loaded late: 2 ms
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._made))
 
     def opened(self) -> EventWindow:
         """Return a window whose first event is recorded."""
@@ -183,6 +193,7 @@ class LaunchWindows:
         else:
             event = self._device().Event
             window = EventWindow(event(enable_timing=True), event(enable_timing=True), self._free)
+            self._made.append(window)
         window.open()
         return window
 
@@ -199,6 +210,19 @@ class LaunchWindows:
             window.close()
         window.host_s = time.perf_counter() - after_s + before_s - began_s
         return result, window
+
+
+_all_windows: Final[WeakSet[LaunchWindows]] = WeakSet()
+
+
+def _keep_parents_events() -> None:
+    # The destructor of torch's events asks the device, which a forked child cannot: it ends the process. On an H200,
+    # forks of compilers and a program's own forks (workers that load data) died of it.
+    for windows in _all_windows:
+        windows.keep()
+
+
+os.register_at_fork(after_in_child=_keep_parents_events)
 
 
 @final
