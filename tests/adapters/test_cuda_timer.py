@@ -42,7 +42,7 @@ class Event:
     def __init__(self, device):
         self._device = device
 
-    def record(self):
+    def record(self, stream=None):
         self.at_s = max(self._device.now_s, self._device.host_ns * 1e-9)
 
     def query(self):

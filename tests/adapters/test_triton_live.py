@@ -294,6 +294,18 @@ def test_a_winner_that_becomes_slower_is_rolled_back_with_an_event_within_50_lau
     assert launched(gpu).count(128) > 800
 
 
+def test_events_are_recorded_on_the_stream_of_the_launch_and_torch_is_asked_for_it_once(gpu):
+    kernel = live_kernel()
+    gpu.stream_handle = 7
+    call_until_decided(kernel, *tensors())
+    recorded, gpu.streams_asked = gpu.records, 0
+    gpu.stream_handle = 8  # the program launches on another stream; the fake refuses events on a former one
+    for _ in range(23 * 20):
+        kernel[grid](*tensors())
+    assert gpu.records > recorded
+    assert gpu.streams_asked <= 1
+
+
 def test_nothing_is_rolled_back_when_the_whole_device_slows_down(gpu):
     told = []
     kernel = live_kernel(on_event=lambda event, **_data: told.append(event))

@@ -27,7 +27,7 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
 
     def __init__(self, kernel: TritonKernel, *, processes: bool) -> None:
         self._kernel, self._processes = kernel, processes
-        self._windows = LaunchWindows(device.interface)
+        self._windows = LaunchWindows(device.interface, stream=device.current_stream)
         self._is_capturing = device.interface().is_current_stream_capturing
         self._read: Any = None  # a compiled program that is not on the device yet
 
