@@ -108,6 +108,15 @@ def test_one_disturbed_launch_of_a_known_candidate_is_not_charged_and_two_in_a_r
         before = slow
 
 
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(1e-6, 1e-3)), min_size=1, max_size=200))
+def test_a_leader_that_was_disturbed_is_charged_with_its_time_before_at_these_sizes(launched):
+    launches, latest = DisturbedLaunches(), {}
+    for sizes, seconds in launched:
+        before = latest.get(sizes, seconds)
+        assert launches.own_time(sizes, seconds) == (before if seconds > 1.5 * before else seconds)
+        latest[sizes] = seconds
+
+
 def test_one_of_five_rounds_may_be_disturbed_and_three_prove_nothing():
     assert surely_below([0.8, 0.81, 0.82, 0.8, 2.4], 1.0) is not None
     assert surely_below([0.38, 1.26, 1.04, 0.36, 0.36], 1.0) is None  # the other launch was disturbed in three of them

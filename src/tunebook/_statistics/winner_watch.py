@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tunebook._statistics.live_rounds import MOST_SIZES
 from tunebook._statistics.race import OF_MEDIAN, median_s, standard_error
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ _FURTHER: Final = 4.0
 _FORGETS, _FORGETS_SPREAD = 0.25, 0.1  # the weight of the latest look: the clock of a device moves by itself
 _DUEL, _CLEAR_DUEL = 8, 5
 _BEATEN, _CLEARLY_BEATEN = 1.015, 1.08  # as far as the tie rule lets candidates differ; as far as a look is slow
-_MOST_SIZES: Final = 64
 
 
 class WinnerWatch:
@@ -82,7 +82,7 @@ class WinnerWatch:
         if self.duel is not None:
             return
         if usual is None:
-            if len(self._usual) > _MOST_SIZES:  # calls of ever new sizes must not grow this for ever
+            if len(self._usual) > MOST_SIZES:  # calls of ever new sizes must not grow this for ever
                 self._usual.clear()
                 self._spread.clear()
             self._usual[sizes] = seconds, self._spread.get(sizes, 0.0)

@@ -202,6 +202,8 @@ class LiveSession(Generic[C]):
 
     def _take_turn(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         race = self.race
+        if race.is_round_open:
+            return self._go_on(args, kwargs)
         self._calls += 1
         if self._calls == 1:  # at once, with the configuration that is there: it may have to be compiled and loaded too
             return self._runs.run(self.config, args, kwargs)
@@ -227,6 +229,19 @@ class LiveSession(Generic[C]):
             self.rest = race.rest(turn, patience, self._calls_until_paid(began_s))
         self._host.spend(self._host.clock_s() - began_s, "choices")
         if not turn.is_timed:
+            return self._runs.run(self.config, args, kwargs)
+        return self._launch(turn, args, kwargs)
+
+    def _go_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Launch the next candidate of a round, and do nothing else: all else can wait until the round is launched.
+
+        On the host of an H200, choosing took 125 us per timed launch when each one also read the events of others,
+        asked for compiled programs, and worked out the shares.
+        """
+        began_s = self._host.clock_s()
+        turn = self.race.next(lambda: self._runs.sizes(args, kwargs), may_begin=False)
+        self._host.spend(self._host.clock_s() - began_s, "choices")
+        if not turn.is_timed:  # a call of other sizes
             return self._runs.run(self.config, args, kwargs)
         return self._launch(turn, args, kwargs)
 
