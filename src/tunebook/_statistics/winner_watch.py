@@ -6,6 +6,7 @@ slower than before are followed by more of them, and then by a duel: rounds with
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from tunebook._statistics.live_rounds import MOST_SIZES
@@ -26,6 +27,9 @@ _UNDER_WAY: Final = 4  # looks whose times are not known yet
 _FURTHER: Final = 4.0
 _FORGETS, _FORGETS_SPREAD = 0.25, 0.1  # the weight of the latest look: the clock of a device moves by itself
 _DUEL, _CLEAR_DUEL = 8, 5
+# A few rounds of a noisy device may be alike by chance: their ratios are as uncertain as looks have been off before.
+# Without it, the runner-up of a server whose device waits for the host won 1 duel in 15 against an equal winner.
+_UNCERTAIN: Final = 2.2
 _BEATEN, _CLEARLY_BEATEN = 1.015, 1.08  # as far as the tie rule lets candidates differ; as far as a look is slow
 
 
@@ -41,6 +45,7 @@ class WinnerWatch:
         self._usual: dict[Hashable, tuple[float, float]] = {}  # seconds, and how far looks are off, as a fraction
         self._spread: dict[Hashable, float] = {}  # of sizes whose usual time is to be learnt again
         self._recent: list[float] = []
+        self._varies = 0.0  # how far looks were off before the duel, as a fraction
 
     @property
     def is_calm(self) -> bool:
@@ -118,6 +123,7 @@ class WinnerWatch:
             self._learn_again(spreads)  # nothing else to serve: this is usual now
             return
         # If the duel is in vain, the same again does not begin another one at once.
+        self._varies = spreads.get(sizes, 0.0)
         self._spread = {**spreads, sizes: max(off / _FURTHER, spreads.get(sizes, 0.0))}
         self.duel = []
         self.duels += 1
@@ -135,7 +141,8 @@ class WinnerWatch:
             return False
         self.duel = None
         self._learn_again(self._spread)  # the new level of the device, or the new leader's
-        middle, error = median_s(ratios), standard_error(ratios, OF_MEDIAN)
+        varied = _UNCERTAIN * self._varies / math.sqrt(len(ratios))
+        middle, error = median_s(ratios), max(standard_error(ratios, OF_MEDIAN), varied)
         return middle * (1 - 2 * error) > _BEATEN
 
     def drop(self, name: str) -> None:
