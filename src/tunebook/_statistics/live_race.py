@@ -181,13 +181,13 @@ class LiveRace:
     def rest(self, turn: Turn, patience: int = 1, at_least: int = 0) -> int:
         """Return how many calls the leader serves before the race is asked again, and count them.
 
-        Until the decision, it is `patience` times as many, and about `at_least` so many if no times are awaited.
+        Until the decision, it is `patience` times as many, and about `at_least` so many: nothing can begin before.
         """
         decided = self.phase == "decided"
         if self._open is not None or not self.watch.is_calm or (turn.is_timed and not decided):
             return 0
         calls = -self.account.calls % WATCH_EVERY if decided else self._rng.randint(*_REST) * patience + at_least
-        if self._under_way or self.watch.looks:
+        if (self._under_way or self.watch.looks) and not at_least:
             calls = min(calls, AWAITING)
         self.count_led(calls)
         self._held_up += self._refused * calls
