@@ -1,6 +1,9 @@
 """How a list of 480 Triton configurations is tuned: candidates compiled, seconds, and regret, on recorded times.
 
     python bench/list_search.py FILE.json.gz            a recording like the H200 matmul of three shapes
+    python bench/list_search.py results/list_480.json.gz    more shapes, that bench/gpu.py has recorded
+
+A recording with near shapes is tuned cold and with three near shapes in the book, which were tuned one after the other.
 
 It runs the search, the race and the decision of `tunebook.adapters.triton`, on a clock that recorded times move: 20
 samples and the seconds of the compiler for each configuration. A batch takes as long as 16 cores need to compile it,
@@ -28,7 +31,7 @@ from interleaved import Row, save, show
 
 import tunebook as tb
 from tunebook._base.errors import CompileError, LeftOut
-from tunebook._base.record_format import Body, Head, Record
+from tunebook._base.record_format import BLOCKS, Body, Head, Record
 from tunebook._base.vocabulary import Problem
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._space.space import Config
@@ -58,7 +61,9 @@ class Recording:
         self.samples_s = {self.configs[int(at)]: [t * 1e-3 for t in row["t"]] for at, row in rows.items()}
         self.true_s = {config: statistics.median(samples) for config, samples in self.samples_s.items()}
         self.best_s = min(self.true_s.values())
-        self.problem = Problem("H200", "matmul", json.dumps(dict(zip("MNK", map(int, shape.split("x")), strict=True))))
+        self.sizes = tuple(map(int, shape.split("x")))
+        key = json.dumps(dict(zip("MNK", self.sizes, strict=True)))
+        self.problem = Problem("gpu:NVIDIA H200", "matmul", key)
         self.now_s = 0.0
         self.compiled = []
         self.refused = 0
@@ -77,12 +82,20 @@ class Recording:
             raise RuntimeError(self.failed[config])
         return run
 
+    def blocks_of(self, config):
+        """Return how many blocks a launch has."""
+        return math.ceil(self.sizes[0] / config.BM) * math.ceil(self.sizes[1] / config.BN)
+
     def foresee(self, configs):
         """Return why configurations are not compiled, which takes the first stages of their compilation."""
         self.now_s += FIRST_STAGES_S * -(-len(configs) // CORES)
         found = [self.refusal(config) for config in configs]
         self.refused += sum(refusal is not None for refusal in found)
         return found
+
+    def compile(self, config):
+        if self.refusal(config) is not None:
+            raise self.refusal(config)
 
     def refusal(self, config):
         if config in self.failed:
@@ -134,8 +147,9 @@ def job_for(recording, others, strategy, trials, *, refuses):
     """Return the job of the adapter for a list, on a machine with 16 cores."""
     listed = recording.rng.sample(recording.configs, len(recording.configs))
     search = list_search(listed, strategy)
-    start = start_from(others, recording.problem, search.space)
-    setup = Setup(compile=lambda _config: None, foresee=recording.foresee if refuses else None)
+    start = start_from(others, recording.problem, search.space, recording.blocks_of)
+    compile_one, foresee = (recording.compile, recording.foresee) if refuses else (lambda _config: None, None)
+    setup = Setup(compile=compile_one, foresee=foresee)
     parts, conditions = [Part(recording.make_fn)], Conditions("code")
     job = Job(parts, [], search=search._replace(start=start, batch=CORES), setup=setup, conditions=conditions)
     job = with_trials(job, foreseen=refuses)
@@ -155,7 +169,9 @@ def tune(content, shape, seed, others=(), *, strategy=None, trials=None, refuses
     tuned = tuner.tune(job_for(recording, others, strategy, trials, refuses=refuses))
     winner = next(m for m in tuned.measurements if tuned.configs[m.fingerprint] == tuned.config)
     head = Head(problem=recording.problem, config=winner.config, checksum="", origin="tuned")
-    return Record(head, Body(measurements=tuned.measurements)), {
+    configs = tuned.configs
+    counted = [m._replace(extra={BLOCKS: recording.blocks_of(configs[m.fingerprint])}) for m in tuned.measurements]
+    return Record(head, Body(measurements=tuple(counted))), {
         "shape": shape,
         "seed": seed,
         "compiled": len(recording.compiled),
@@ -166,7 +182,8 @@ def tune(content, shape, seed, others=(), *, strategy=None, trials=None, refuses
     }
 
 
-COLD, OTHERS = "cold", "the other two shapes in the book"
+COLD, OTHERS, THREE = "cold", "the other two shapes in the book", "three near shapes in the book"
+NEAR, KNOWN = 2.0, 3  # doublings of sizes in all; shapes in the book
 WAYS = {
     COLD: {},
     "cold, nothing foreseen": {"refuses": False},
@@ -194,9 +211,36 @@ def measure(content, seeds):
     return found
 
 
+def near_in(content, shape):
+    """Return the shapes of a recording whose sizes differ from a shape's by a factor of 4 in all."""
+    sizes = {other: tuple(map(int, other.split("x"))) for other in content["shapes"]}
+
+    def doublings(other):
+        return sum(abs(math.log2(a / b)) for a, b in zip(sizes[other], sizes[shape], strict=True))
+
+    return [other for other in sizes if other != shape and doublings(other) <= NEAR]
+
+
+def measure_near(content, seeds):
+    """Return the numbers of shapes cold, and with three near ones in the book."""
+    found = {COLD: [], THREE: []}
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        for shape in content["shapes"]:
+            near = near_in(content, shape)
+            if len(near) < KNOWN:
+                continue
+            book = []
+            for other in rng.sample(near, KNOWN):
+                book.append(tune(content, other, seed, list(book))[0])
+            found[COLD].append(tune(content, shape, seed)[1])
+            found[THREE].append(tune(content, shape, seed, book)[1])
+    return found
+
+
 def rows_of(name, numbers):
-    """Return the rows of a way to tune; the targets are of the first one, and of all shapes."""
-    targets = (48, 5.0, 1.0) if name == COLD else (None,) * 3
+    """Return the rows of a way to tune; the targets are of all shapes."""
+    targets = {COLD: (48, 5.0, 1.0), THREE: (16, 1.5, 1.0)}.get(name, (None,) * 3)
     reached = [each["reached_s"] for each in numbers if each["reached_s"] is not None]
     regrets = [100 * each["regret"] for each in numbers]
     found = [
@@ -213,7 +257,7 @@ def rows_of(name, numbers):
 def all_rows(found):
     """Return the rows of all ways, and of each shape for two of them."""
     rows = [row for name, numbers in found.items() for row in rows_of(name, numbers)]
-    for name in (COLD, OTHERS):
+    for name in (COLD, *(name for name in (OTHERS, THREE) if name in found)):
         for shape in dict.fromkeys(each["shape"] for each in found[name]):
             _, reached, _, _, *regret = rows_of(f"{name}, {shape}", [n for n in found[name] if n["shape"] == shape])
             rows += [reached, *regret]
@@ -225,10 +269,12 @@ def main():
     parser.add_argument("file", type=Path)
     parser.add_argument("--seeds", type=int, default=16)
     options = parser.parse_args()
-    found = measure(json.loads(gzip.decompress(options.file.read_bytes())), options.seeds)
+    content = json.loads(gzip.decompress(options.file.read_bytes()))
+    is_near = any(len(near_in(content, shape)) >= KNOWN for shape in content["shapes"])
+    found = (measure_near if is_near else measure)(content, options.seeds)
     rows = all_rows(found)
     show(rows)
-    save("list_search", rows, found, ["numpy"])
+    save("list_search_near" if is_near else "list_search", rows, found, ["numpy"])
     tables.write(tables.read())
     return 0
 

@@ -22,7 +22,7 @@ from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 import tunebook as tb  # noqa: E402 - as above
 from tunebook._base.errors import LeftOut  # noqa: E402 - as above
 from tunebook.adapters._triton import tuner  # noqa: E402 - as above
-from tunebook.adapters._triton.candidate import LaunchConfig  # noqa: E402 - as above
+from tunebook.adapters._triton.candidate import Launch, LaunchConfig  # noqa: E402 - as above
 from tunebook.adapters._triton.list_search import TRIALS, UNFORESEEN, CandidateList, list_search  # noqa: E402 - as above
 from tunebook.adapters._triton.resources import TooLarge  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
@@ -179,6 +179,43 @@ def test_three_near_shapes_leave_one_batch_of_16_to_compile(foreseen):
     _, behind = tune(foreseen, 2048, processes=True)
     assert 0 < len(set(foreseen)) <= 16
     assert behind <= 0.01
+
+
+def test_a_single_batch_waits_for_no_first_stages(foreseen, monkeypatch):
+    for n in (512, 1024, 4096):
+        tune(foreseen, n, processes=True)
+    monkeypatch.setattr(Foreseeing, "foresee", lambda _self, some: pytest.fail(f"asked about {len(some)}"))
+    _, behind = tune(foreseen, 2048, processes=True)
+    assert behind <= 0.01
+
+
+def test_a_batch_that_near_shapes_rank_wrongly_is_not_the_last(foreseen, monkeypatch):
+    for n in (512, 1024, 4096):
+        tune(foreseen, n, processes=True)
+    foreseen.clear()
+    here = seconds
+    monkeypatch.setitem(globals(), "seconds", lambda config, n: (s := here(config, n)) and 1e-9 / s)
+    tune(foreseen, 2048, processes=True)
+    assert 16 < len(set(foreseen)) <= TRIALS[0]
+
+
+def test_the_book_says_how_many_blocks_were_launched(quick):
+    def grid(meta):
+        return (triton.cdiv(meta["n"], meta["BM"]), meta["BN"])
+
+    tuned = autotune(CONFIGS, key=["n"], processes=False)(copy).tune(torch.ones(16), 1024, grid=grid)
+    blocks = {m.fingerprint: m.extra.get("blocks") for m in tuned.measurements if m.failure is None}
+    meta = {name: tuned.configs[name].meta for name in blocks}
+    assert blocks == {name: triton.cdiv(1024, meta[name]["BM"]) * meta[name]["BN"] for name in blocks}
+
+
+def test_a_grid_that_fails_says_nothing_of_blocks(quick):
+    kernel = autotune(CONFIGS, key=["n"], processes=False)(copy).kernel
+    candidate = kernel.candidate(CONFIGS[0])
+    of_names, fails = (Launch(grid, (torch.ones(16), 1024), {}) for grid in ((2, 3), lambda meta: (1 // 0,)))
+    assert kernel.blocks_of(of_names, candidate) == 6
+    assert kernel.blocks_of(fails, candidate) is None
+    assert kernel.blocks_of(Launch(None, (), {}), candidate) is None
 
 
 def test_an_exhaustive_search_and_a_short_list_try_everything(quick):

@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 _HEAD_FIELDS: Final[dict[str, type]] = {"checksum": str, "origin": str, "environment": str, "generation": int}
 _IDENTITY: Final = ("fingerprint", "code", "policy", "environment")  # of a measurement
+BLOCKS: Final = "blocks"  # in a measurement: how many blocks the launch had, if the kernel says so
 CHECKED_BY: Final = "checked_by"  # in a measurement and a head: the digest of the check of the output
 
 

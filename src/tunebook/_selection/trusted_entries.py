@@ -221,7 +221,7 @@ class EntryGuard(Generic[C]):
         from tunebook.search._warm_start import start_from  # noqa: PLC0415 - loaded late: for big spaces
 
         records = [] if self._given is None else self._given.records(call.problem.op)
-        return search._replace(start=start_from(records, call.problem, search.space)) if records else search
+        return search._replace(start=start_from(records, call.problem, search.space, search.blocks))
 
     def records(self, op: str) -> list[Record]:
         """Return the records of a kernel, as they were at most half a minute ago: listing a big book takes a while."""

@@ -79,7 +79,10 @@ def check_strategy(strategy: object) -> StrategyLike | None:
 
 
 class Search(NamedTuple):
-    """A search to run: its space and strategy, how many configurations it may try, and where it begins."""
+    """A search to run: its space and strategy, how many configurations it may try, and where it begins.
+
+    `blocks` says how many blocks the launch of a configuration has, or None.
+    """
 
     space: Space
     strategy: StrategyLike
@@ -87,6 +90,7 @@ class Search(NamedTuple):
     start: Start = Start()
     seed: int = 0
     batch: int | None = None  # proposals at once; None is the default
+    blocks: Callable[[Any], int | None] = lambda _config: None
 
     def first(self, n: int) -> list[Any]:
         """Return the first `n` proposals of a new strategy."""

@@ -39,11 +39,13 @@ class ListSearch:
 
     def __init__(self, space: Space, *, seed: int = 0, start: Start = Start()) -> None:  # noqa: B008 - immutable
         self._np = load_numpy()
-        straight = min(FROM_EACH * len(start.elsewhere), STRAIGHT)
+        alike = start.elsewhere[: start.alike]
+        # Of sizes that are alike, the fastest of each is tried; the others tell all members' times together.
+        straight = len(alike) or min(FROM_EACH * len(start.elsewhere), STRAIGHT)
         first = start.first[:straight] if start.elsewhere else start.first
         self._history = history = TrialHistory(space, seed, start._replace(first=first))
         self._model = TimeModel(history.axes, history.rng)
-        self._prior = Prior(space, start.elsewhere[: start.alike], history.rng)
+        self._prior = Prior(space, alike, history.rng)
         self._model.set_usual_scales(self._prior.differences())
         points = [point for config in space if (point := space.point(config)) is not None]
         self._points: Final = history.rng.sample(points, len(points))
@@ -67,20 +69,25 @@ class ListSearch:
         self._history.add(observations)
         self._pool = None
 
+    @property
+    def is_misled(self) -> bool:
+        """Whether times at alike sizes rank the members that were measured here no better than chance."""
+        times, points = zip(*self._history.ranked, strict=True) if self._history.ranked else ((), ())
+        return bool(self._prior) and self._prior.agreement(points, self._np.array(times)) <= 0
+
     def _next(self) -> Point | None:
         history = self._history
         while self._blind and len(history.taken) < _BLIND:
             point = self._blind.pop(0)
             if history.is_open(point):
                 return point
-        if not history.ranked:
-            return next(iter(self._prior.promising(1, history.is_open)), None) or history.random_point()
         if self._pool is None:
-            self._fit()
-            self._pool = self._promising()
+            self._pool = self._refitted() if history.ranked else self._predicted_elsewhere()
         self._pool = [point for point in self._pool if history.is_open(point)]
         if not self._pool:
             return history.random_point()
+        if not history.ranked:
+            return self._pool[0]
         self._model.fit([*self._known, *self._believed], self._np.array(self._times))
         means, deviations = self._model.predict(self._pool)
         times = self._offset + self._prior.predict(self._pool) + self._scale * means
@@ -89,6 +96,20 @@ class ListSearch:
         self._believed.append(self._pool[chosen])
         self._times.append(float(means[chosen]))
         return self._pool[chosen]
+
+    def _predicted_elsewhere(self) -> list[Point]:
+        """Return the open members, the fastest by the times elsewhere first; none if there are no such times.
+
+        Members that were measured at none of those sizes are predicted from the others. On recorded times of a matmul
+        at three near sizes, a third of the members measured at each, the best of 16 was 0.57 % slower than the best of
+        all where they were left out, and 0.25 % where they were not.
+        """
+        if not self._prior:
+            return []
+        known = self._prior.promising(_COMPARED, self._history.is_open)
+        members = list(dict.fromkeys([*known, *self._promising()]))
+        order = self._np.argsort(self._prior.predict(members), kind="stable")
+        return [members[int(at)] for at in order]
 
     def _promising(self) -> list[Point]:
         """Return the open members that are below all limits, if there are any."""
@@ -107,8 +128,8 @@ class ListSearch:
         pairs = zip(self._history.axes, point, limit, strict=True)
         return all(mine >= theirs if axis.is_ordered else mine == theirs for axis, mine, theirs in pairs)
 
-    def _fit(self) -> None:
-        """Standardise how times differ from the prior's prediction, and find the scales of the axes."""
+    def _refitted(self) -> list[Point]:
+        """Standardise how times differ from the prior's prediction, find the scales of the axes, and return a pool."""
         np, history, limits = self._np, self._history, set(self._limits())
         self._known = [point for point in history.values if point not in limits]
         slow = history.ranked[0][0] + math.log(MOST)
@@ -121,6 +142,7 @@ class ListSearch:
         for _ in range(_ROUNDS):
             self._model.rescale(self._known, times)
         self._times, self._believed = times.tolist(), []
+        return self._promising()
 
 
 def _spread_out(points: Mapping[int, Point], count: int) -> list[int]:

@@ -340,6 +340,14 @@ class Prior:
         left = there.T @ there + belief * np.eye(many)
         self._weights = np.maximum(np.linalg.solve(left, there.T @ here + belief / many), 0.0)
 
+    def agreement(self, points: Sequence[Point], logs: Any) -> float:
+        """Return how far times elsewhere rank points as times here do: 1 is as they do, and 0 or less not at all."""
+        if not self._sources or len(points) < 2:
+            return 0.0
+        there, here = self._times_elsewhere(points).mean(1), logs - logs.mean()
+        there = there - there.mean()
+        return float(there @ here / math.sqrt((there @ there) * (here @ here) + 1e-12))
+
     def is_untested(self, points: Sequence[Point]) -> bool:
         """Whether points are alike in every source, so that their times here cannot show whether it misleads."""
         if not self._sources or not points:

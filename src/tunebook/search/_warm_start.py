@@ -8,12 +8,14 @@ from collections import defaultdict
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._arrays.device_properties import likeness, note_recorded
+from tunebook._arrays.device_properties import cores_of, likeness, note_recorded
 from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.errors import CodecError
+from tunebook._base.record_format import BLOCKS
 from tunebook._keys.call_key import spell_out
 from tunebook._statistics.race import typical_s
 from tunebook.search._strategy import Observation, Start
+from tunebook.search._waves import power_of_waves, seconds_here, waves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,12 +42,16 @@ _NEIGHBOURS: Final = 3
 
 
 class Times(NamedTuple):
-    """The measurements of a problem: seconds by fingerprint, fastest first, and the candidates that failed."""
+    """The measurements of a problem: seconds by fingerprint, fastest first, and the candidates that failed.
+
+    `blocks` has how many blocks launches have, where that is known.
+    """
 
     problem: Problem
     seconds: Mapping[str, float]
     configs: Mapping[str, Json]
     failed: frozenset[str]
+    blocks: Mapping[str, int]
 
 
 def times_of(record: Record) -> Times:
@@ -53,9 +59,12 @@ def times_of(record: Record) -> Times:
     seconds: dict[str, float] = {}
     configs: dict[str, Json] = {}
     failed: set[str] = set()
+    blocks: dict[str, int] = {}
     for m in record.body.measurements:
         configs[m.fingerprint] = m.config
         if m.failure is None and m.valid_samples_s:
+            if isinstance(many := m.extra.get(BLOCKS), int) and many > 0:
+                blocks[m.fingerprint] = many
             seconds[m.fingerprint] = min(typical_s(m.valid_samples_s), seconds.get(m.fingerprint, math.inf))
         elif m.failure is not None and m.values_from == "call":
             failed.add(m.fingerprint)
@@ -63,7 +72,7 @@ def times_of(record: Record) -> Times:
         chosen = fingerprint_of(record.head.config)
         seconds[chosen], configs[chosen] = math.nan, record.head.config
     ordered = dict(sorted(seconds.items(), key=lambda item: item[1]))
-    return Times(record.problem, ordered, configs, frozenset(failed - seconds.keys()))
+    return Times(record.problem, ordered, configs, frozenset(failed - seconds.keys()), blocks)
 
 
 def choices_worth(here: Iterable[Times], there: Iterable[Times], alike: float | None = None) -> float:
@@ -160,12 +169,18 @@ def rank_records(records: Iterable[Record], problem: Problem) -> list[tuple[Time
     return found
 
 
-def start_from(records: Iterable[Record], problem: Problem, space: Space) -> Start:
+def start_from(
+    records: Iterable[Record],
+    problem: Problem,
+    space: Space,
+    blocks: Callable[[Any], int | None] = lambda _config: None,
+) -> Start:
     """Return where to begin a search: the fastest elsewhere, from the most helpful records in turn, and all times.
 
-    Candidates that failed in one record and were measured in none come last.
+    Candidates that failed in one record and were measured in none come last. `blocks` says how many blocks the launch
+    of a configuration has here.
     """
-    useful = [times for times, _ in rank_records(records, problem)[:_RECORDS]]
+    useful = _as_here([times for times, _ in rank_records(records, problem)[:_RECORDS]], problem, space, blocks)
     ranked = [list(times.seconds)[:FROM_EACH] for times in useful]
     configs = {fp: config for times in reversed(useful) for fp, config in times.configs.items()}
     first = [fp for place in zip_longest(*ranked) for fp in place if fp is not None]
@@ -187,6 +202,27 @@ def start_from(records: Iterable[Record], problem: Problem, space: Space) -> Sta
     near = sum(each.device == problem.device for each in alike)
     found = [observed for _, observed in measured]
     return Start(first_configs, last_configs, found, near, len(alike))
+
+
+def _as_here(
+    useful: Sequence[Times], problem: Problem, space: Space, blocks: Callable[[Any], int | None]
+) -> list[Times]:
+    """Return times with those of the same device at near sizes as they would be here, where blocks are known."""
+    cores = cores_of(problem.device)
+    near = [t for t in useful if t.blocks and t.problem.device == problem.device and _is_alike(t.problem, problem)]
+    if cores == 1 or not near:
+        return list(useful)
+    members = {fp: space.decoded(times.configs[fp]) for times in near for fp in times.blocks}
+    known = {fp: blocks(config) for fp, config in members.items() if config is not None}
+    here = {fp: waves(many, cores) for fp, many in known.items() if many}
+    there = {id(times): {fp: waves(many, cores) for fp, many in times.blocks.items()} for times in near}
+    power = power_of_waves([(times.seconds, there[id(times)]) for times in near])
+    return [
+        times._replace(seconds=seconds_here(times.seconds, there[id(times)], here, power))
+        if id(times) in there
+        else times
+        for times in useful
+    ]
 
 
 def _is_alike(one: Problem, other: Problem) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,7 @@ from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._keys.buckets import Buckets
 from tunebook._keys.call_key import call_key
 from tunebook.adapters._triton.buckets import sizes_of, with_values
-from tunebook.adapters._triton.candidate import Launch, LaunchConfig, after_hook
+from tunebook.adapters._triton.candidate import OF_AUTHORS, Launch, LaunchConfig, after_hook
 from tunebook.adapters._triton.device import current_device, device_name, interface
 from tunebook.adapters._triton.heuristic import heuristic_config
 from tunebook.adapters._triton.kept_checksum import kept_facts
@@ -249,7 +250,8 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
             return None
         from tunebook.adapters._triton.list_search import list_search  # noqa: PLC0415 - loaded late: for long lists
 
-        return list_search(candidates, strategy)
+        search = list_search(candidates, strategy)
+        return None if search is None else search._replace(blocks=partial(self.blocks_of, inv.args[0]))
 
     def candidate(self, config: triton.Config) -> LaunchConfig:
         """Return a configuration as a candidate: the same object every time for a configuration of this kernel."""
@@ -324,6 +326,13 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     def grid_of(self, launch: Launch, cfg: LaunchConfig) -> tuple[int, ...]:
         """Return the grid of a launch with a configuration."""
         return tuple(launch.grid(self._bind_names(launch, cfg)) if callable(launch.grid) else launch.grid)
+
+    def blocks_of(self, launch: Launch, cfg: LaunchConfig) -> int | None:
+        """Return how many blocks a launch has with a configuration; None if it has no grid, or the grid fails."""
+        try:
+            return None if launch.grid is None else math.prod(map(int, self.grid_of(launch.measured, cfg)))
+        except OF_AUTHORS:
+            return None
 
     def _bind_names(self, launch: Launch, cfg: LaunchConfig | None) -> dict[str, Any]:
         """Return the arguments by name, with defaults; with a configuration, also its values and the heuristics'."""

@@ -13,6 +13,7 @@ from triton.runtime import driver
 
 from tunebook._base.errors import CompileError, DefinitionError, LeftOut, TuningFailed, Unsupported, with_article
 from tunebook._base.locks import InterruptSafeLock
+from tunebook._base.record_format import BLOCKS
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._tuning.job import Budget, CandidateSet, Job, Part, Tuned
 from tunebook._tuning.tuner import Tuner
@@ -106,10 +107,21 @@ class DeviceTuner(Tuner):
                 from tunebook.adapters._triton.list_search import with_trials  # noqa: PLC0415 - for long lists
 
                 there = with_trials(there)  # noqa: PLW2901 - the job of the block
-            tuned = self._tune_there(there)
+            tuned = self._with_blocks(self._tune_there(there), there.parts)
         for part in job.parts:
             self._on_tuned(part.args[0], tuned)
         return tuned
+
+    def _with_blocks(self, tuned: Tuned[LaunchConfig], parts: Sequence[Part[LaunchConfig]]) -> Tuned[LaunchConfig]:
+        """Return a result whose measurements say how many blocks were launched, for searches at other sizes."""
+        if len(parts) > 1:  # as many numbers as launches
+            return tuned
+        named: list[Measurement] = []
+        for m in tuned.measurements:
+            known = m.failure is None and m.fingerprint in tuned.configs
+            blocks = self._kernel.blocks_of(parts[0].args[0], tuned.configs[m.fingerprint]) if known else None
+            named.append(m if blocks is None else m._replace(extra={**m.extra, BLOCKS: blocks}))
+        return tuned._replace(measurements=tuple(named))
 
     def foregone(self, job: Job[LaunchConfig]) -> TuningFailed | None:  # type: ignore[override] # Triton kernels only
         """Return the error of a tuning whose candidates are all known to fail; None if something would run."""
