@@ -336,6 +336,25 @@ def test_after_the_decision_a_launch_does_nothing_but_launch_except_for_two_of_2
     assert count + 23 * 19 <= int(str(session).partition("; ")[2].split()[0]) <= count + 23 * 22
 
 
+def test_memory_is_asked_for_programs_again_only_after_a_load():
+    asked, loads, in_memory = [], [0], {}
+    configs = dict(zip("abc", CONFIGS, strict=False))
+
+    def recall(config, _call):
+        asked.append(config)
+        return in_memory.get(config)
+
+    beside = compile_beside.CompileBeside(lambda *_: None, configs, FREELY, recall, lambda: loads[0])
+    for _ in range(20):
+        assert beside.poll((), may_fork=False) == []
+    assert asked == CONFIGS[:1]
+    loads[0], in_memory[CONFIGS[0]] = 1, b"program"
+    assert [build.name for build in beside.poll((), may_fork=False)] == ["a"]
+    for _ in range(20):
+        assert beside.poll((), may_fork=False) == []
+    assert asked[1:] == [CONFIGS[0], CONFIGS[1], CONFIGS[1]]
+
+
 @pytest.mark.filterwarnings("ignore:.*os.fork")  # the child does not use jax, which other tests have loaded
 def test_a_forked_child_goes_on_with_the_winner_and_without_the_parents_events(gpu):
     kernel = live_kernel()
