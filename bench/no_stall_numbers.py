@@ -120,12 +120,15 @@ def collect_serving(paths, rows):
         return {}
     before = read_numbers(paths["server-live"], "latency-at-first")
     stalled = read_numbers(paths["server-live"], "stalled")
-    tuning = rows[-1]["tuning"]
-    is_decided = tuning["decided"] == tuning["sessions"]
+    tunings = [row["tuning"] for row in rows if row.get("tuning")]
+    # A rollback begins another race, much later: it is no part of how long the first one took.
+    decided = (each for each in tunings if each["sessions"] and each["decided"] == each["sessions"])
+    first = next(decided, {"calls until decided": math.inf})
     return {
         **compare_serving({"fixed": fixed, "live": live}),
         "server: requests in 1,000 that stood still": 1000 * len(stalled) / (len(before) + len(live)),
-        "server: calls until the last shape was decided": tuning["calls until decided"] if is_decided else math.inf,
+        "server: calls until the last shape was decided": first["calls until decided"],
+        "server: winners that were rolled back": tunings[-1]["rollbacks"],
     }
 
 

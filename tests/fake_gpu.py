@@ -24,7 +24,8 @@ class FakeEvent:
     def __init__(self, gpu):
         self._gpu, self.at_s, self._at = gpu, None, 0
 
-    def record(self):
+    def record(self, stream=None):
+        assert stream is None or stream.handle == self._gpu.stream_handle, "recorded on a stream that is not current"
         self.at_s, self._at = self._gpu.clock_s, self._gpu.count
         self._gpu.records += 1
 
@@ -62,6 +63,9 @@ class FakeCache:
 
 
 class FakeStream:
+    def __init__(self, handle=0):
+        self.handle = handle
+
     def wait_stream(self, other):
         pass
 
@@ -78,6 +82,7 @@ class FakeGpu:
         self.capturing = False
         self.behind = None  # launches; None: an event is passed only when the host waits for it
         self.waits = self.count = self.records = 0  # calls of `synchronize`, launches, and recorded events
+        self.stream_handle = self.streams_asked = 0  # of the current stream; how often it was asked for as an object
         self.poisoned = False
         self._current = threading.local()  # as CUDA has it
         self.utils = self
@@ -111,7 +116,7 @@ class FakeGpu:
         return torch.device("cpu")
 
     def get_current_stream(self, device):
-        return 0
+        return self.stream_handle
 
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
@@ -176,7 +181,8 @@ class FakeGpu:
         return FakeStream()
 
     def current_stream(self):
-        return FakeStream()
+        self.streams_asked += 1
+        return FakeStream(self.stream_handle)
 
     def stream(self, stream):
         return contextlib.nullcontext()

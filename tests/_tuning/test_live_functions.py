@@ -26,7 +26,7 @@ class Stream:
 
     def Event(self, enable_timing):  # noqa: N802 - torch's name
         event = SimpleNamespace(at=None)
-        event.record = lambda: setattr(event, "at", (self.now_s, self.count))
+        event.record = lambda stream=None: setattr(event, "at", (self.now_s, self.count))
         event.query = lambda: self.count >= event.at[1] + self.behind
         event.elapsed_time = lambda end: (end.at[0] - event.at[0]) * 1e3
         return event

@@ -257,6 +257,43 @@ def test_no_call_makes_a_fork_and_loads_a_program(share):
     assert len(runs.loads) + len(session.not_tried) == len(costs) - 1
 
 
+def test_between_the_launches_of_a_round_nothing_is_asked_or_read():
+    costs, asked = tiles(3), []
+
+    class Watched(Pretend):
+        def timed(self, config, args, kwargs):
+            asked.append("launch")
+            result, window = super().timed(config, args, kwargs)
+            read = window.seconds
+            window.seconds = lambda: asked.append("read") or read()
+            return result, window
+
+    runs = Watched(costs, builds=Builds)
+    session, _ = session_of(runs, costs, middle_of(costs))
+    while not session.is_finished:
+        went_on, before = session.race.is_round_open, len(asked)
+        session.run((), {})
+        if went_on:
+            assert asked[before:] == ["launch"]
+    assert asked.count("read") > 100
+
+
+def test_while_the_host_has_spent_its_share_a_turn_does_nothing_but_run_and_later_calls_are_counted():
+    costs = tiles(3)
+    runs = Pretend(costs, builds=Builds)
+    session, _ = session_of(runs, costs, middle_of(costs), share=0.02)
+    for _ in range(500):
+        session.run((), {})
+    session._host.spend(1.0, "forks")
+    polled, timed = session._preparation._builds.polled, session._host.spent["timed launches"]
+    before, began = session.race.account.calls - session.rest, runs.calls
+    for _ in range(500):
+        session.run((), {})
+    assert session._preparation._builds.polled == polled
+    assert session._host.spent["timed launches"] == timed
+    assert session.race.account.calls - session.rest - before == runs.calls - began
+
+
 def test_of_a_thousand_calls_of_a_process_at_most_one_stands_still():
     clock = SimpleNamespace(now_s=0.0)
     host, sessions, number, stalls = HostShare(1e9, lambda: clock.now_s), [], 0, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -11,7 +12,7 @@ from kernels import job_of
 
 import tunebook as tb
 from tunebook._measure.stopwatch import Stopwatch
-from tunebook.adapters._cuda.timer import IDLE_NS, SHORT_S, TRIES, WAKE_NS, EventTimer
+from tunebook.adapters._cuda.timer import IDLE_NS, SHORT_S, TRIES, WAKE_NS, EventTimer, LaunchWindows
 
 
 class Device:
@@ -41,7 +42,7 @@ class Event:
     def __init__(self, device):
         self._device = device
 
-    def record(self):
+    def record(self, stream=None):
         self.at_s = max(self._device.now_s, self._device.host_ns * 1e-9)
 
     def query(self):
@@ -187,3 +188,31 @@ def test_kernels_of_2_us_that_are_alike_have_as_many_runs_per_sample_and_one_syn
     assert timer.runs[:2] == [1, 1]
     assert set(timer.runs[2:]) == {10}
     assert len(syncs) == len(timer.runs) + 2, "one per sample, and one for the first run of each"
+
+
+class EventOfOneProcess(Event):
+    """torch's events end a forked child that destroys one: their destructor asks the device, which raises."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self._made_in = os.getpid()
+
+    def __del__(self):
+        if os.getpid() != self._made_in:
+            os.abort()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")  # Python 3.12 and JAX warn of forks in processes with threads
+def test_a_forked_child_destroys_no_event_of_its_parent_also_at_its_exit():
+    device = Device()
+    device.Event = lambda **_: EventOfOneProcess(device)
+    windows = LaunchWindows(lambda: device)
+    waiting = [windows.around(lambda: device.run(1e-6))[1] for _ in range(3)]
+    device.synchronize()
+    assert waiting.pop().seconds() is not None  # its events are used again
+    child = os.fork()
+    if child == 0:
+        waiting.clear()  # as a live session does: the child cannot ask for their times
+        del windows  # as at an exit
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0

@@ -294,6 +294,18 @@ def test_a_winner_that_becomes_slower_is_rolled_back_with_an_event_within_50_lau
     assert launched(gpu).count(128) > 800
 
 
+def test_events_are_recorded_on_the_stream_of_the_launch_and_torch_is_asked_for_it_once(gpu):
+    kernel = live_kernel()
+    gpu.stream_handle = 7
+    call_until_decided(kernel, *tensors())
+    recorded, gpu.streams_asked = gpu.records, 0
+    gpu.stream_handle = 8  # the program launches on another stream; the fake refuses events on a former one
+    for _ in range(23 * 20):
+        kernel[grid](*tensors())
+    assert gpu.records > recorded
+    assert gpu.streams_asked <= 1
+
+
 def test_nothing_is_rolled_back_when_the_whole_device_slows_down(gpu):
     told = []
     kernel = live_kernel(on_event=lambda event, **_data: told.append(event))
@@ -322,6 +334,25 @@ def test_after_the_decision_a_launch_does_nothing_but_launch_except_for_two_of_2
     assert session.race.account.calls == count  # counted when somebody asks
     assert threading.active_count() <= threads
     assert count + 23 * 19 <= int(str(session).partition("; ")[2].split()[0]) <= count + 23 * 22
+
+
+def test_memory_is_asked_for_programs_again_only_after_a_load():
+    asked, loads, in_memory = [], [0], {}
+    configs = dict(zip("abc", CONFIGS, strict=False))
+
+    def recall(config, _call):
+        asked.append(config)
+        return in_memory.get(config)
+
+    beside = compile_beside.CompileBeside(lambda *_: None, configs, FREELY, recall, lambda: loads[0])
+    for _ in range(20):
+        assert beside.poll((), may_fork=False) == []
+    assert asked == CONFIGS[:1]
+    loads[0], in_memory[CONFIGS[0]] = 1, b"program"
+    assert [build.name for build in beside.poll((), may_fork=False)] == ["a"]
+    for _ in range(20):
+        assert beside.poll((), may_fork=False) == []
+    assert asked[1:] == [CONFIGS[0], CONFIGS[1], CONFIGS[1]]
 
 
 @pytest.mark.filterwarnings("ignore:.*os.fork")  # the child does not use jax, which other tests have loaded

@@ -137,6 +137,28 @@ def test_equal_facts_mean_equal_keys_and_the_same_launch_gives_the_same_facts(ex
     assert settled == [facts_of(launcher, seen, call) for call in calls]
 
 
+@given(calls=st.lists(st.tuples(CALLS, st.permutations(["x_ptr", "n", "stride"])), min_size=2, max_size=6))
+def test_equal_facts_mean_equal_keys_where_an_exact_launcher_gets_all_arguments_by_name(calls):
+    seen = []
+    launcher = Launcher(
+        kernel,
+        ["x_ptr", "n", "stride", "BLOCK", "flag"],
+        key=["n", "flag"],
+        supplied=frozenset({"BLOCK"}),
+        call=lambda call, facts: seen.append((call, facts)),
+        device=lambda: None,
+        exact=True,
+    )
+    found = []
+    for call, order in [*calls, *calls, *calls]:
+        given = dict(zip(["x_ptr", "n", "stride"], call, strict=False))
+        launcher.bind((1,))(**{name: given[name] for name in order}, **call[3])
+        found.append(((order, key_of(call)), seen[-1][1]))
+    assert all(one == other for one, facts in found for other, others in found if facts == others)
+    last = found[-len(calls) :]
+    assert [facts for _, facts in found[-2 * len(calls) : -len(calls)]] == [facts for _, facts in last]
+
+
 def test_arguments_may_be_passed_by_name_and_defaults_are_filled_in():
     seen = []
     launcher = Launcher(

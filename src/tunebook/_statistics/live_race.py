@@ -20,7 +20,7 @@ from tunebook._statistics.live_comparisons import (
     surely_below,
     times_as_long,
 )
-from tunebook._statistics.live_rounds import Round, Turn, WinnerLook
+from tunebook._statistics.live_rounds import MOST_SIZES, Round, Turn, WinnerLook
 from tunebook._statistics.race import ENOUGH, HOPELESS, Lane, is_time, median_s
 from tunebook._statistics.slowdown_account import DisturbedLaunches
 from tunebook._statistics.winner_watch import AWAITING, WATCH_EVERY, WinnerWatch
@@ -53,7 +53,6 @@ _HELD_UP, _ENDS, _PROMISING = 0.5, 0.8, 1.1
 _UNDER_WAY: Final = 4  # rounds whose times are not known yet
 # So many calls of other sizes in a row give up a round that waits for calls of its own.
 _PATIENCE: Final = 8
-_MOST_SIZES: Final = 64  # whose latest times are kept: calls of ever new sizes must not grow this for ever
 # While no round can begin, the leader serves so many calls before the race is asked again, because asking takes host
 # time: a random number, so that the races of a program do not all ask in the same step, where the first one would take
 # all of the host's share.
@@ -108,6 +107,11 @@ class LiveRace:
         if not self.runs[name]:
             self._drop(name)
         return not self.runs[name]
+
+    @property
+    def is_round_open(self) -> bool:
+        """Whether candidates of a round are still to be launched."""
+        return self._open is not None
 
     @property
     def is_pressed(self) -> bool:
@@ -177,13 +181,13 @@ class LiveRace:
     def rest(self, turn: Turn, patience: int = 1, at_least: int = 0) -> int:
         """Return how many calls the leader serves before the race is asked again, and count them.
 
-        Until the decision, it is `patience` times as many, and about `at_least` so many if no times are awaited.
+        Until the decision, it is `patience` times as many, and about `at_least` so many: nothing can begin before.
         """
         decided = self.phase == "decided"
         if self._open is not None or not self.watch.is_calm or (turn.is_timed and not decided):
             return 0
         calls = -self.account.calls % WATCH_EVERY if decided else self._rng.randint(*_REST) * patience + at_least
-        if self._under_way or self.watch.looks:
+        if (self._under_way or self.watch.looks) and not at_least:
             calls = min(calls, AWAITING)
         self.count_led(calls)
         self._held_up += self._refused * calls
@@ -209,7 +213,7 @@ class LiveRace:
     def _abandon(self, opened: Round) -> None:
         """Launch no more of a round; the times of its launches so far are of no use."""
         for place in range(self._issued, len(opened.names)):
-            self._release(opened, place)
+            self.account.reserve(-opened.expected[place])
         opened.names = opened.names[: self._issued]
         opened.sizes = None  # it is charged, and compares nothing
         self._open, self._issued = None, 0
@@ -309,9 +313,6 @@ class LiveRace:
         self._drop(turn.name)
         self.learn(turn, None)
 
-    def _release(self, closed: Round, place: int) -> None:
-        self.account.reserve(-closed.expected[place])
-
     def _drop(self, name: str) -> None:
         self._lanes.pop(name, None)
         self.finalists = [lane for lane in self.finalists if lane.name != name]
@@ -323,8 +324,7 @@ class LiveRace:
 
     def _close(self, closed: Round) -> None:
         self._under_way -= 1
-        for place in range(len(closed.names)):
-            self._release(closed, place)
+        self.account.reserve(-math.fsum(closed.expected[: len(closed.names)]))
         seconds = {name: closed.seconds[place] for place, name in enumerate(closed.names)}
         self._charge(closed, seconds)
         # A window in which the device waited for the host contains the wait: it compares only with another such one.
@@ -342,8 +342,10 @@ class LiveRace:
 
     def _charge(self, closed: Round, seconds: dict[str, float | None]) -> None:
         """Charge the extra time of a round's launches, by the time of the leader beside them."""
-        if (led_s := seconds.get(self.leader)) is not None:
+        led_s = seconds.get(self.leader)
+        if led_s is not None:
             self.unit_s = led_s / self._values[self.leader]
+            led_s = self._disturbed.own_time(closed.sizes, led_s)
         for place, (name, each) in enumerate(seconds.items()):
             if name == self.leader:
                 continue  # its calls were counted with its time
@@ -410,7 +412,7 @@ class LiveRace:
     def _compare_finalists(self, sizes: Hashable, times: dict[str, float]) -> None:
         if any(lane.name not in times for lane in self.finalists):
             return  # a round that was begun before these were the finalists
-        self._latest = {**self._latest, sizes: times} if len(self._latest) < _MOST_SIZES else {sizes: times}
+        self._latest = {**self._latest, sizes: times} if len(self._latest) < MOST_SIZES else {sizes: times}
         for lane in self.finalists:
             lane.samples_s.append(times[lane.name])
             self._comparisons.add(lane.name, times[lane.name])

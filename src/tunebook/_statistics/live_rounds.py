@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
+
+# Sizes whose latest times are kept: calls of ever new sizes must not grow this for ever.
+MOST_SIZES: Final = 64
 
 
 class Round:

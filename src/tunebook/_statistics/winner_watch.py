@@ -6,8 +6,10 @@ slower than before are followed by more of them, and then by a duel: rounds with
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
+from tunebook._statistics.live_rounds import MOST_SIZES
 from tunebook._statistics.race import OF_MEDIAN, median_s, standard_error
 
 if TYPE_CHECKING:
@@ -25,8 +27,10 @@ _UNDER_WAY: Final = 4  # looks whose times are not known yet
 _FURTHER: Final = 4.0
 _FORGETS, _FORGETS_SPREAD = 0.25, 0.1  # the weight of the latest look: the clock of a device moves by itself
 _DUEL, _CLEAR_DUEL = 8, 5
+# A few rounds of a noisy device may be alike by chance: their ratios are as uncertain as looks have been off before.
+# Without it, the runner-up of a server whose device waits for the host won 1 duel in 15 against an equal winner.
+_UNCERTAIN: Final = 2.2
 _BEATEN, _CLEARLY_BEATEN = 1.015, 1.08  # as far as the tie rule lets candidates differ; as far as a look is slow
-_MOST_SIZES: Final = 64
 
 
 class WinnerWatch:
@@ -41,6 +45,7 @@ class WinnerWatch:
         self._usual: dict[Hashable, tuple[float, float]] = {}  # seconds, and how far looks are off, as a fraction
         self._spread: dict[Hashable, float] = {}  # of sizes whose usual time is to be learnt again
         self._recent: list[float] = []
+        self._varies = 0.0  # how far looks were off before the duel, as a fraction
 
     @property
     def is_calm(self) -> bool:
@@ -82,7 +87,7 @@ class WinnerWatch:
         if self.duel is not None:
             return
         if usual is None:
-            if len(self._usual) > _MOST_SIZES:  # calls of ever new sizes must not grow this for ever
+            if len(self._usual) > MOST_SIZES:  # calls of ever new sizes must not grow this for ever
                 self._usual.clear()
                 self._spread.clear()
             self._usual[sizes] = seconds, self._spread.get(sizes, 0.0)
@@ -118,6 +123,7 @@ class WinnerWatch:
             self._learn_again(spreads)  # nothing else to serve: this is usual now
             return
         # If the duel is in vain, the same again does not begin another one at once.
+        self._varies = spreads.get(sizes, 0.0)
         self._spread = {**spreads, sizes: max(off / _FURTHER, spreads.get(sizes, 0.0))}
         self.duel = []
         self.duels += 1
@@ -135,7 +141,8 @@ class WinnerWatch:
             return False
         self.duel = None
         self._learn_again(self._spread)  # the new level of the device, or the new leader's
-        middle, error = median_s(ratios), standard_error(ratios, OF_MEDIAN)
+        varied = _UNCERTAIN * self._varies / math.sqrt(len(ratios))
+        middle, error = median_s(ratios), max(standard_error(ratios, OF_MEDIAN), varied)
         return middle * (1 - 2 * error) > _BEATEN
 
     def drop(self, name: str) -> None:

@@ -18,6 +18,7 @@ from tunebook._base.vocabulary import LIVE
 from tunebook._measure.stopwatch import Attempt, Trial
 from tunebook._statistics.decide import objective_for
 from tunebook._statistics.live_race import LiveRace
+from tunebook._statistics.live_rounds import Turn
 from tunebook._statistics.race import no_pause
 from tunebook._statistics.slowdown_account import SlowdownAccount
 from tunebook._statistics.winner_watch import AWAITING, WATCH_EVERY
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from tunebook._statistics.live_comparisons import Aside
-    from tunebook._statistics.live_rounds import Turn
     from tunebook._statistics.race import Pause
     from tunebook._tuning.host_share import HostShare
     from tunebook._tuning.job import Call, Tuned
@@ -202,8 +202,16 @@ class LiveSession(Generic[C]):
 
     def _take_turn(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         race = self.race
+        if race.is_round_open:
+            return self._go_on(args, kwargs)
         self._calls += 1
         if self._calls == 1:  # at once, with the configuration that is there: it may have to be compiled and loaded too
+            return self._runs.run(self.config, args, kwargs)
+        if race.phase != "decided" and not self._host.allows():
+            # With eleven kernels on an H200, a quarter of the share went into turns in which nothing could begin.
+            race.count_led(1)
+            patience = 1 if self._preparation.has_turn else self._host.patience(race.unit_s)
+            self.rest = race.rest(Turn(race.leader), patience, self._calls_until_paid(self._host.clock_s()))
             return self._runs.run(self.config, args, kwargs)
         self._earn()
         calls, stalls = self._counted
@@ -227,6 +235,19 @@ class LiveSession(Generic[C]):
             self.rest = race.rest(turn, patience, self._calls_until_paid(began_s))
         self._host.spend(self._host.clock_s() - began_s, "choices")
         if not turn.is_timed:
+            return self._runs.run(self.config, args, kwargs)
+        return self._launch(turn, args, kwargs)
+
+    def _go_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Launch the next candidate of a round, and do nothing else: all else can wait until the round is launched.
+
+        On the host of an H200, choosing took 125 us per timed launch when each one also read the events of others,
+        asked for compiled programs, and worked out the shares.
+        """
+        began_s = self._host.clock_s()
+        turn = self.race.next(lambda: self._runs.sizes(args, kwargs), may_begin=False)
+        self._host.spend(self._host.clock_s() - began_s, "choices")
+        if not turn.is_timed:  # a call of other sizes
             return self._runs.run(self.config, args, kwargs)
         return self._launch(turn, args, kwargs)
 

@@ -7,9 +7,11 @@ alone. If the host was too slow for that, the timer notices, and takes the sampl
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,12 +152,21 @@ class EventTimer:
 class EventWindow:
     """One launch between two events that nothing waits for; `seconds` lets it be used again."""
 
-    __slots__ = ("_end", "_free", "_start", "close", "host_s", "late", "open", "passed_start")
+    __slots__ = ("_end", "_free", "_start", "_stream", "host_s", "late", "passed_start")
 
     def __init__(self, start: Any, end: Any, free: list[EventWindow]) -> None:
         self._start, self._end, self._free = start, end, free
-        self.open, self.close, self.passed_start = start.record, end.record, start.query
+        self.passed_start = start.query
         self.late, self.host_s = False, 0.0
+
+    def open(self, stream: Any) -> None:
+        """Record the first event on a stream; None is the current one."""
+        self._stream = stream
+        self._start.record(stream)
+
+    def close(self) -> None:
+        """Record the second event on the same stream."""
+        self._end.record(self._stream)
 
     def seconds(self) -> float | None:
         """Return the time on the device, or None if the device has not passed the second event yet."""
@@ -168,13 +179,27 @@ class EventWindow:
 
 @final
 class LaunchWindows:
-    """Makes windows around launches on the current stream. `device()` returns an interface like `torch.cuda`."""
+    """Makes windows around launches on the current stream. `device()` returns an interface like `torch.cuda`.
+
+    `stream()` returns the current stream faster than that interface does, or None to let each event ask for it.
+    """
 
     def __init__(
-        self, device: Callable[[], Any], on: Callable[[], AbstractContextManager[object]] = nullcontext
+        self,
+        device: Callable[[], Any],
+        on: Callable[[], AbstractContextManager[object]] = nullcontext,
+        stream: Callable[[], Any] = lambda: None,
     ) -> None:
-        self._device, self._on = device, on
+        self._device, self._on, self._stream = device, on, stream
         self._free: list[EventWindow] = []
+        self._made: list[EventWindow] = []
+        _all_windows.add(self)
+
+    def keep(self) -> None:
+        """Never destroy an event in this process, not even at its exit."""
+        import ctypes  # noqa: PLC0415 - loaded late: 2 ms
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._made))
 
     def opened(self) -> EventWindow:
         """Return a window whose first event is recorded."""
@@ -183,7 +208,8 @@ class LaunchWindows:
         else:
             event = self._device().Event
             window = EventWindow(event(enable_timing=True), event(enable_timing=True), self._free)
-        window.open()
+            self._made.append(window)
+        window.open(self._stream())
         return window
 
     def around(self, launch: Callable[[], Any]) -> tuple[Any, EventWindow]:
@@ -199,6 +225,19 @@ class LaunchWindows:
             window.close()
         window.host_s = time.perf_counter() - after_s + before_s - began_s
         return result, window
+
+
+_all_windows: Final[WeakSet[LaunchWindows]] = WeakSet()
+
+
+def _keep_parents_events() -> None:
+    # The destructor of torch's events asks the device, which a forked child cannot: it ends the process. On an H200,
+    # forks of compilers and a program's own forks (workers that load data) died of it.
+    for windows in _all_windows:
+        windows.keep()
+
+
+os.register_at_fork(after_in_child=_keep_parents_events)
 
 
 @final

@@ -76,6 +76,7 @@ class CompileBeside:
 
     `recall(candidate, call)` returns the same for programs in this process's memory, and None for others. Launches of
     other sizes share programs: Triton compiles for the kinds of arguments, and sizes differ in kind by divisors alone.
+    `loads()` counts the programs that were loaded for any sizes: memory is asked again when there are more.
     """
 
     def __init__(
@@ -84,9 +85,10 @@ class CompileBeside:
         candidates: Mapping[str, LaunchConfig],
         host: HostShare,
         recall: Callable[[LaunchConfig, Any], bytes | None] = lambda _candidate, _call: None,
+        loads: Callable[[], int] = lambda: 0,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._recall = recall
+        self._recall, self._loads = recall, loads
         self._compile_one, self._host, self._clock_s = compile_one, host, clock_s
         self._names, self._candidates = list(candidates), list(candidates.values())
         self._places = {name: at for at, name in enumerate(self._names)}
@@ -95,6 +97,9 @@ class CompileBeside:
         self.forks = 0
         self._busy: dict[ForkedWorker, tuple[int, float]] = {}  # the candidate of each fork, and when it began
         self._forks = True
+        # The loads at which memory was asked last and had nothing: asking takes 0.3 ms, and a problem may wait long for
+        # its turn to fork.
+        self._recalled_at: int | None = None
 
     def arrange(self, names: Sequence[str]) -> None:
         """Compile these next, in this order, and no others."""
@@ -110,8 +115,10 @@ class CompileBeside:
                 self._release(worker)
                 message = f"it was not compiled within {_PATIENCE_S:g} s"
                 done.append(Build(self._names[index], failure=Failure("timeout", message)))
-        if not self._busy:
+        loads = self._loads()
+        if not self._busy and loads != self._recalled_at:
             done += self._from_memory(call)
+            self._recalled_at = None if done else loads
         if self._todo and not done:
             if may_fork and self._forks and self._wants_fork() and len(_running) < _most():
                 self._fork(call)

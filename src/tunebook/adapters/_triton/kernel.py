@@ -76,6 +76,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     output_check: OutputCheck | None = None
     selector: Any = None  # of its engine
     measures_by_itself = True
+    live_loads = 0  # of programs, by its `LiveLaunches` of all problems
     make_live: Callable[[], Any] | None = None  # makes the `LiveLaunches` of a problem; of its engine too
     checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 

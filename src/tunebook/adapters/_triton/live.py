@@ -27,7 +27,7 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
 
     def __init__(self, kernel: TritonKernel, *, processes: bool) -> None:
         self._kernel, self._processes = kernel, processes
-        self._windows = LaunchWindows(device.interface)
+        self._windows = LaunchWindows(device.interface, stream=device.current_stream)
         self._is_capturing = device.interface().is_current_stream_capturing
         self._read: Any = None  # a compiled program that is not on the device yet
 
@@ -93,7 +93,7 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
             with compiling_nothing():
                 return compile_one(candidate, call)
 
-        return CompileBeside(compile_one, configs, HOST, recall)
+        return CompileBeside(compile_one, configs, HOST, recall, lambda: kernel.live_loads)
 
     def load(self, config: LaunchConfig, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002 - as above
         """Load the program of a candidate; one that nobody has compiled is compiled here.
@@ -106,6 +106,7 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
             return self._read is None  # only a launch can compile it
         program, self._read = self._read, None
         _ = getattr(program, "run", None)  # a property, which loads the program
+        self._kernel.live_loads += 1
         return True
 
     def detached(self, inv: Invocation[LaunchConfig, Any]) -> Invocation[LaunchConfig, Any]:
