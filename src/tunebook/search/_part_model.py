@@ -36,7 +36,7 @@ class Part(NamedTuple):
 def learn_part(data: Measured, structure: Structure, place: int, *, many_resident: bool) -> Part:
     """Return the part of a model; the scales of parts with different places are found from different problems."""
     np, count = data.np, len(data.sizes)
-    resident = _resident(data, structure) if many_resident else ()
+    resident = _resident(data, structure) if many_resident and data.cores > 1 else ()
     part = Part(structure, {}, resident)
     apart = -(-count // _ADJUSTED)
     problems, studied = np.arange(place % apart, count, apart), data.studied()

@@ -167,12 +167,9 @@ class SizeModel:
 
 
 def _learn_parts(data: Measured) -> tuple[Part, ...]:
-    if len(data.sizes) < FEWEST:
-        return (learn_part(data, Structure(), 0, many_resident=False),)
-    structures = best_structures(data, _AVERAGED)
-    return tuple(
-        learn_part(data, structure, place, many_resident=False) for place, structure in enumerate(structures)
-    )
+    """Return the parts of a model; cores run several blocks at once in every second part, and one in the others."""
+    found = best_structures(data, _AVERAGED) if len(data.sizes) >= FEWEST else [Structure()]
+    return tuple(learn_part(data, each, place, many_resident=place % 2 == 1) for place, each in enumerate(found))
 
 
 def _varying(examples: Sequence[Example]) -> list[str]:
