@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _LIMIT_BYTES: Final = 1_000_000  # a model of 200 problems takes 6,000
 _MOST: Final = 100  # files: every tuned size makes another state, and the models of earlier states are not needed again
+_FORMAT: Final = 2  # of `Learnt`: models of another one are learnt again
 _CLASSES: Final = classes_of([Learnt, Part, Structure, Block])
 
 
@@ -38,7 +39,7 @@ def state_of_entries(records: Iterable[Record], cores: int) -> str:
     """Return a name for all that a model learns from: it changes with every entry, and with the version of tunebook."""
     entries: list[Json] = [*sorted(canonical_json([*r.problem, r.head.generation, r.head.config]) for r in records)]
     # By their heads: to read all measurements at every miss would take longer than the prediction.
-    return _seal(canonical_json([entries, cores, library_version("tunebook")]).encode()).decode()
+    return _seal(canonical_json([entries, cores, _FORMAT, library_version("tunebook")]).encode()).decode()
 
 
 def kept_model(state: str) -> Learnt | None:

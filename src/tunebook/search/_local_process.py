@@ -1,9 +1,9 @@
-"""Gaussian processes over the problems of a kernel, one for each configuration, that look at the nearest problems alone.
+"""Gaussian processes over the problems of a kernel, one for each configuration, that use the nearest problems alone.
 
 The covariance of all problems grows with their square, and its inverse takes a time that grows with their cube: 72
 configurations at 665 problems would need a gigabyte and half a minute. The nearest 64 problems tell as much: on the
 times of three Triton kernels on an H200, their errors were at most 1 % larger. Configurations with the same inputs
-share one covariance, such as those that differ in their number of warps only.
+share one covariance: for example, if only their numbers of warps differ.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _SCALES: Final = {
     "noise": 0.04,
 }
 _BEGUN: Final = {"aligned": 0.05, "cache": 0.3}  # the first scales that are tried of inputs that may not matter
+_LEAST_NOISE: Final = 1e-4  # with less, two entries of the same sizes leave the covariance nearly without an inverse
 _FACTOR: Final = 4.0  # from one scale that is tried to the next
 _ALONE: Final = 40  # problems from which on each input has a scale of its own, not each kind of inputs
 _ROUNDS: Final = 3
@@ -124,7 +125,9 @@ def _others(scale: float, name: str) -> list[float]:
     kind = name.partition(" ")[0]
     if not scale:
         return [_BEGUN.get(kind, _SCALES[kind])]
-    return [scale / _FACTOR, scale * _FACTOR, *([] if kind == "noise" else [0.0])]
+    if kind == "noise":
+        return [max(scale / _FACTOR, _LEAST_NOISE), scale * _FACTOR]
+    return [scale / _FACTOR, scale * _FACTOR, 0.0]
 
 
 def left_out_predictions(np: Any, inputs: Mapping[str, Any], measured: Any, folds: Iterable[tuple[Any, Any]]) -> Any:
@@ -170,6 +173,6 @@ def _squares(np: Any, places: Any) -> Any:
 
 
 def _similar(np: Any, squares: Any) -> Any:
-    """Return how similar problems at such distances are (Matern 3/2)."""
+    """Return the similarities of problems by the squares of their distances (Matern 3/2)."""
     apart = np.sqrt(3 * np.maximum(squares, 0.0))
     return (1 + apart) * np.exp(-apart)

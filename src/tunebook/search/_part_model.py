@@ -87,7 +87,7 @@ class PartModel:
     def __init__(self, data: Measured, part: Part) -> None:
         np = data.np
         self._data = data = data._replace(sizes=part.structure.counted(np, data.sizes))
-        self._part = part
+        self.part = part
         self._resident = _numbers(np, part.resident)
         self._products = data.products(part.structure, data.sizes, self._resident)
         self._sums, self._means, self.targets = self._fitted(data.weights)
@@ -95,7 +95,7 @@ class PartModel:
         self._process = LocalProcess(np, self._inputs, data.weights > 0, part.scales)
 
     def _inputs_at(self, sizes: Any) -> Mapping[str, Any]:
-        return self._data.inputs(self._part.structure, sizes, self._resident, self._part.cache)
+        return self._data.inputs(self.part.structure, sizes, self._resident, self.part.cache)
 
     def _fitted(self, weights: Any) -> tuple[Any, Any, Any]:
         """Return sums of products, the means of the differences from them, and these differences from their mean."""
@@ -108,10 +108,10 @@ class PartModel:
         return sums, means, targets - means[:, None]
 
     def predict(self, sizes: Any) -> tuple[Any, Any]:
-        """Return logarithms of the times of all configurations at sizes, less a number that all share; and variances."""
+        """Return the logarithms of times of all configurations at sizes, less a shared number, and their variances."""
         np, data = self._data.np, self._data
-        sizes = self._part.structure.counted(np, sizes)
-        sums = np.log(total(np, data.products(self._part.structure, sizes, self._resident), self._sums))
+        sizes = self.part.structure.counted(np, sizes)
+        sums = np.log(total(np, data.products(self.part.structure, sizes, self._resident), self._sums))
         apart, variances = self._process.predict(self._inputs_at(sizes), self.targets)
         logs = sums[:, 0] + self._means + apart
         return np.where((data.weights > 0).any(1), logs, np.inf), variances

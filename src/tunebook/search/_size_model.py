@@ -139,7 +139,7 @@ class SizeModel:
         np, weights, times = self._np, self._data.weights, self._np.log(self._data.times)
         if self.problems < FEWEST:
             return Learnt(parts)
-        apart = max(_FOLDS, self.problems // _LEFT_OUT)
+        apart = max(_FOLDS, -(-self.problems // _LEFT_OUT))
         folds = [np.arange(fold, self.problems, apart) for fold in range(min(_FOLDS, self.problems))]
         problems = np.concatenate(folds)
         found = [_average(np, [part.left_out(fold) for part in self._parts]) for fold in folds]

@@ -1,4 +1,4 @@
-"""What the time of a kernel may be made of, by its sizes and by the blocks that a configuration divides them into."""
+"""The parts that the time of a kernel may be made of, by its sizes, and by the blocks that divide them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHARED_STEPS: Final = 200  # of fitting the sum that all configurations start f
 QUICK: Final = 60
 _THOROUGH: Final = 400
 _VECTOR: Final = 8  # numbers of 32 bits in a vector of most processors
-_ALIGNED: Final = 64  # a row that is a multiple of so many numbers begins at a line of any cache, if numbers have 2 bytes
+_ALIGNED: Final = 64  # numbers of 2 bytes in a line of a cache: rows of a multiple of it begin at a line
 _SHARPNESS: Final = 4.0  # of the edge of a cache: its effect is seen from 0.7 to 1.4 times its size
 
 
@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """What an author means by axes and sizes: blocks, and sizes of which each unit is launched by itself.
+    """The meaning of axes and sizes: blocks, and sizes of which each unit is launched by itself.
 
     `windows` has pairs of a size and the window that moves along it: the work follows the number of the window's
     places, not the size.
