@@ -32,8 +32,8 @@ _SCALES: Final = {
     "noise": 0.04,
 }
 _BEGUN: Final = {"aligned": 0.05, "cache": 0.3}  # the first scales that are tried of inputs that may not matter
-_LEAST_NOISE: Final = 1e-4  # with less, two entries of the same sizes leave the covariance nearly without an inverse
 _FACTOR: Final = 4.0  # from one scale that is tried to the next
+_FARTHEST: Final = 16.0  # from the first scale: farther ones fit few problems too closely
 _ALONE: Final = 40  # problems from which on each input has a scale of its own, not each kind of inputs
 _ROUNDS: Final = 3
 _BETTER: Final = 0.9995  # a change of a scale must lower the error to this part,
@@ -125,9 +125,9 @@ def _others(scale: float, name: str) -> list[float]:
     kind = name.partition(" ")[0]
     if not scale:
         return [_BEGUN.get(kind, _SCALES[kind])]
-    if kind == "noise":
-        return [max(scale / _FACTOR, _LEAST_NOISE), scale * _FACTOR]
-    return [scale / _FACTOR, scale * _FACTOR, 0.0]
+    begun = _BEGUN.get(kind, _SCALES[kind])
+    found = [each for each in (scale / _FACTOR, scale * _FACTOR) if begun / _FARTHEST <= each <= begun * _FARTHEST]
+    return found if kind == "noise" else [*found, 0.0]
 
 
 def left_out_predictions(np: Any, inputs: Mapping[str, Any], measured: Any, folds: Iterable[tuple[Any, Any]]) -> Any:

@@ -33,13 +33,13 @@ class Part(NamedTuple):
     cache: float = 0.0
 
 
-def learn_part(data: Measured, structure: Structure, place: int, *, many_resident: bool) -> Part:
-    """Return the part of a model; the scales of parts with different places are found from different problems."""
+def learn_part(data: Measured, structure: Structure, place: int, *, many_resident: bool) -> tuple[Part, float]:
+    """Return the part of a model, and its error; parts with different places are learnt from different problems."""
     np, count = data.np, len(data.sizes)
     resident = _resident(data, structure) if many_resident and data.cores > 1 else ()
     part = Part(structure, {}, resident)
-    apart = -(-count // _ADJUSTED)
-    problems, studied = np.arange(place % apart, count, apart), data.studied()
+    problems = np.sort(np.random.default_rng(place).permutation(count)[:_ADJUSTED])
+    studied = data.studied()
     some = data.some(studied, problems)
     sizes = structure.counted(np, some.sizes)
 
@@ -48,7 +48,7 @@ def learn_part(data: Measured, structure: Structure, place: int, *, many_residen
 
     part = part._replace(scales=first_scales(inputs(0.0)))
     if count < FEWEST:
-        return part
+        return part, 0.0
     targets = PartModel(data, part).targets[np.ix_(studied, problems)]
     scales, lowest = adjusted(part.scales, LeftOutError(np, inputs(0.0), targets, some.weights), count)
     part = part._replace(scales=scales)
@@ -56,10 +56,11 @@ def learn_part(data: Measured, structure: Structure, place: int, *, many_residen
     positions = np.quantile(touched(sizes), np.arange(1, _CACHES + 1) / (_CACHES + 1)) if sizes.shape[1] else ()
     errors = {at: LeftOutError(np, inputs(at), targets, some.weights) for at in sorted({*map(float, positions)})}
     found = {at: error(begun) for at, error in errors.items()}
-    if not found or min(found.values()) > _CACHE_WORTH * lowest:
-        return part
-    cache = min(found, key=found.__getitem__)
-    return part._replace(scales=adjusted(begun, errors[cache], count)[0], cache=cache)
+    if found and min(found.values()) <= _CACHE_WORTH * lowest:
+        cache = min(found, key=found.__getitem__)
+        scales, lowest = adjusted(begun, errors[cache], count)
+        part = part._replace(scales=scales, cache=cache)
+    return part, lowest
 
 
 def _resident(data: Measured, structure: Structure) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from tunebook._base.errors import require
 from tunebook.search._learned_heuristic import quantile
 from tunebook.search._local_process import shared
 from tunebook.search._part_model import Part, PartModel, learn_part
-from tunebook.search._structure_search import best_structures
+from tunebook.search._structure_search import ALIKE, best_structures
 from tunebook.search._structures import Measured, Structure
 
 if TYPE_CHECKING:
@@ -169,7 +169,9 @@ class SizeModel:
 def _learn_parts(data: Measured) -> tuple[Part, ...]:
     """Return the parts of a model; cores run several blocks at once in every second part, and one in the others."""
     found = best_structures(data, _AVERAGED) if len(data.sizes) >= FEWEST else [Structure()]
-    return tuple(learn_part(data, each, place, many_resident=place % 2 == 1) for place, each in enumerate(found))
+    parts = [learn_part(data, each, place, many_resident=place % 2 == 1) for place, each in enumerate(found)]
+    most = ALIKE * min(error for _, error in parts)
+    return tuple(part for part, error in parts if error <= most)
 
 
 def _varying(examples: Sequence[Example]) -> list[str]:
