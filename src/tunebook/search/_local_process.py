@@ -33,7 +33,7 @@ _SCALES: Final = {
 }
 _BEGUN: Final = {"aligned": 0.05, "cache": 0.3}  # the first scales that are tried of inputs that may not matter
 _FACTOR: Final = 4.0  # from one scale that is tried to the next
-_FARTHEST: Final = 16.0  # from the first scale: farther ones fit few problems too closely
+_FARTHEST: Final = 64.0  # from the first scale: farther ones fit few problems too closely
 _ALONE: Final = 40  # problems from which on each input has a scale of its own, not each kind of inputs
 _ROUNDS: Final = 3
 _BETTER: Final = 0.9995  # a change of a scale must lower the error to this part,

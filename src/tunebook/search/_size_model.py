@@ -17,7 +17,7 @@ from tunebook._base.errors import require
 from tunebook.search._learned_heuristic import quantile
 from tunebook.search._local_process import shared
 from tunebook.search._part_model import Part, PartModel, learn_part
-from tunebook.search._structure_search import ALIKE, best_structures
+from tunebook.search._structure_search import best_structures
 from tunebook.search._structures import Measured, Structure
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _SIZES: Final = 4  # at most, and axes: what is tried grows with their product
 _AXES: Final = 6
 _NO_BLOCKS: Final = frozenset({"num_warps", "num_stages", "num_ctas"})  # Triton's options are never sizes of blocks
 _AVERAGED: Final = 4  # parts of a model at most: which structure is the right one is seldom sure
+_ALIKE: Final = 1.3  # parts are averaged if their errors, at different problems, are at most so many times the smallest
 _FOLDS: Final = 8
 _LEFT_OUT: Final = 32  # problems of each fold, at most
 _DRAWS: Final = 256
@@ -170,7 +171,7 @@ def _learn_parts(data: Measured) -> tuple[Part, ...]:
     """Return the parts of a model; cores run several blocks at once in every second part, and one in the others."""
     found = best_structures(data, _AVERAGED) if len(data.sizes) >= FEWEST else [Structure()]
     parts = [learn_part(data, each, place, many_resident=place % 2 == 1) for place, each in enumerate(found)]
-    most = ALIKE * min(error for _, error in parts)
+    most = _ALIKE * min(error for _, error in parts)
     return tuple(part for part, error in parts if error <= most)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _COMPARED: Final = 100  # problems at most by which structures are compared: the cost grows with the cube
-ALIKE: Final = 1.1  # structures, and parts of a model, are averaged if their errors are at most so many times the smallest
+_ALIKE: Final = 1.1  # structures are averaged if their errors are at most so many times the smallest
 _WORTH: Final = 0.985  # a change of the structure must lower the error to this part
 _FOLDS: Final = 4
 # The roles of blocks of one axis, and of two: threads of a block times the work of each, lanes times vectors.
@@ -40,7 +40,7 @@ def best_structures(data: Measured, many: int) -> list[Structure]:
             structure = changed
             changed = min(_changes(structure, list(data.axes), range(sizes), pairs), key=error, default=structure)
     ranked = sorted(errors, key=errors.__getitem__)[:many]
-    return [each for each in ranked if errors[each] <= ALIKE * errors[ranked[0]]]
+    return [each for each in ranked if errors[each] <= _ALIKE * errors[ranked[0]]]
 
 
 def _missed_by(data: Measured, structure: Structure) -> Any:
