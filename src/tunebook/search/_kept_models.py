@@ -17,7 +17,7 @@ from tunebook._base.config_codec import classes_of, decode, encode
 from tunebook._base.environment_variables import book_root, no_home
 from tunebook._base.errors import CodecError
 from tunebook._base.record_format import canonical_json
-from tunebook.search._part_model import Part
+from tunebook.search._part_model import LearntPart
 from tunebook.search._size_model import Learnt
 from tunebook.search._structures import Block, Structure
 from tunebook.stores._files import distrust, make_directory, read_file, replace_file
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LIMIT_BYTES: Final = 1_000_000  # a model of 200 problems takes 6,000
 _MOST: Final = 100  # files: every tuned size makes another state, and the models of earlier states are not needed again
 _FORMAT: Final = 2  # of `Learnt`: models of another one are learnt again
-_CLASSES: Final = classes_of([Learnt, Part, Structure, Block])
+_CLASSES: Final = classes_of([Learnt, LearntPart, Structure, Block])
 
 
 def state_of_entries(records: Iterable[Record], cores: int) -> str:

@@ -19,7 +19,7 @@ _CACHE_WORTH: Final = 0.985
 _CACHE_SCALE: Final = 0.3
 
 
-class Part(NamedTuple):
+class LearntPart(NamedTuple):
     """A structure, and all that takes long to learn about it.
 
     `resident` has the number of blocks that a core runs at once, by configuration; it is empty if that is not modelled.
@@ -33,11 +33,11 @@ class Part(NamedTuple):
     cache: float = 0.0
 
 
-def learn_part(data: Measured, structure: Structure, place: int, *, many_resident: bool) -> tuple[Part, float]:
+def learn_part(data: Measured, structure: Structure, place: int, *, many_resident: bool) -> tuple[LearntPart, float]:
     """Return the part of a model, and its error; parts with different places are learnt from different problems."""
     np, count = data.np, len(data.sizes)
     resident = _resident(data, structure) if many_resident and data.cores > 1 else ()
-    part = Part(structure, {}, resident)
+    part = LearntPart(structure, {}, resident)
     problems = np.sort(np.random.default_rng(place).permutation(count)[:_ADJUSTED])
     studied = data.studied()
     some = data.some(studied, problems)
@@ -85,7 +85,7 @@ def _numbers(np: Any, resident: tuple[int, ...], configs: Any = slice(None)) -> 
 class PartModel:
     """The model of one part: sums, and a process for each configuration."""
 
-    def __init__(self, data: Measured, part: Part) -> None:
+    def __init__(self, data: Measured, part: LearntPart) -> None:
         np = data.np
         self._data = data = data._replace(sizes=part.structure.counted(np, data.sizes))
         self.part = part

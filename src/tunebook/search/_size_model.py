@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._base.errors import require
 from tunebook.search._learned_heuristic import quantile
 from tunebook.search._local_process import shared
-from tunebook.search._part_model import Part, PartModel, learn_part
+from tunebook.search._part_model import LearntPart, PartModel, learn_part
 from tunebook.search._structure_search import best_structures
 from tunebook.search._structures import Measured, Structure
 
@@ -58,7 +58,7 @@ class Learnt(NamedTuple):
     `left_out` has the regrets on problems that a model was not learnt from.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[LearntPart, ...]
     variance: float = 1.0
     usual: float = 1.0
     factor: float = math.inf
@@ -135,7 +135,7 @@ class SizeModel:
         drawn = logs[top] + draws * np.sqrt(variance * variances[top])
         return float((drawn[:, 0] - drawn.min(1)).mean()) + _LEAST_SCALE, top
 
-    def _learn(self, parts: tuple[Part, ...], slower: Any) -> Learnt:
+    def _learn(self, parts: tuple[LearntPart, ...], slower: Any) -> Learnt:
         """Learn from problems that are left out how large regrets are, beside how large they seem."""
         np, weights, times = self._np, self._data.weights, self._np.log(self._data.times)
         if self.problems < FEWEST:
@@ -167,7 +167,7 @@ class SizeModel:
         )
 
 
-def _learn_parts(data: Measured) -> tuple[Part, ...]:
+def _learn_parts(data: Measured) -> tuple[LearntPart, ...]:
     """Return the parts of a model; cores run several blocks at once in every second part, and one in the others."""
     found = best_structures(data, _AVERAGED) if len(data.sizes) >= FEWEST else [Structure()]
     parts = [learn_part(data, each, place, many_resident=place % 2 == 1) for place, each in enumerate(found)]
