@@ -2,8 +2,8 @@
 
 The covariance of all problems grows with their square, and its inverse takes a time that grows with their cube: 72
 configurations at 665 problems would need a gigabyte. The nearest problems tell as much: on the times of three Triton
-kernels on an H200, errors with the nearest 48 were at most 2 % larger than with all 250 or 350. Configurations with the same inputs
-share one covariance: for example, if only their numbers of warps differ.
+kernels on an H200, errors with the nearest 48 were at most 2 % larger than with all 250 or 350. Configurations with the
+same inputs share one covariance: for example, if only their numbers of warps differ.
 """
 
 from __future__ import annotations

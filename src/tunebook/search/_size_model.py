@@ -4,9 +4,9 @@ Each configuration has a model of its own, of the logarithm of its time. Its fir
 are made of (launches, waves of blocks, steps of a loop, whole blocks and the rest, bytes), with weights that are not
 negative. Which axis, or product of two axes, is the block of which size, and which size is a window that moves along
 another, is found by trying; and so is how many blocks a core runs at once, and where a cache ends. A Gaussian process
-then learns from the nearest problems how times differ from this sum. The bound is the 95 %
-quantile of the regrets at problems that were left out of the data (conformal prediction), so it holds for that part of
-problems like them, no matter how good the model is.
+then learns from the nearest problems how times differ from this sum. The bound is the 95 % quantile of the regrets at
+problems that were left out of the data (conformal prediction), so it holds for that part of problems like them, no
+matter how good the model is.
 """
 
 from __future__ import annotations
