@@ -13,7 +13,9 @@ from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Measurement
 from tunebook.search import _prediction, predict
 from tunebook.search._kept_models import _MOST, keep_model, kept_model, state_of_entries
-from tunebook.search._size_model import Block, Learnt, SizeModel, Structure
+from tunebook.search._part_model import LearntPart
+from tunebook.search._size_model import Learnt, SizeModel
+from tunebook.search._structures import Block, Structure
 
 pytest.importorskip("numpy")
 
@@ -105,7 +107,7 @@ def test_a_home_that_cannot_be_written_or_that_others_write_to_costs_time_alone(
 
 def test_only_the_latest_models_are_kept(folder):
     structure = Structure((Block(("A", "B"), 0, "launch"),), frozenset({1}), frozenset({(0, 2), (1, 2)}))
-    model = Learnt((structure,), ({"noise": 0.04},), 1.0)
+    model = Learnt((LearntPart(structure, {"noise": 0.04}, (1, 2), 3e6),), 1.0)
     for number in range(_MOST + 5):
         keep_model(f"{number}", model)
         os.utime(folder / f"{number}.json", (number, number))

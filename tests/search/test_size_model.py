@@ -7,7 +7,8 @@ import random
 import pytest
 
 from tunebook.search import Example, SizeModel
-from tunebook.search._size_model import FEWEST, MOST, _StructureModel
+from tunebook.search._part_model import PartModel
+from tunebook.search._size_model import FEWEST, MOST
 
 CORES = 16
 TILES = {f"{m}x{n}": {"BM": m, "BN": n, "num_warps": 4} for m, n in itertools.product((16, 32, 64, 128), repeat=2)}
@@ -63,7 +64,7 @@ def test_the_best_is_among_the_configurations_worth_trying(model):
 
 
 def test_it_finds_which_axis_is_the_block_of_which_size(model):
-    blocks = {(block.axes, block.size, block.role) for block in model.learnt.structures[0].blocks}
+    blocks = {(block.axes, block.size, block.role) for block in model.learnt.parts[0].structure.blocks}
     assert {(("BM",), 0, "launch"), (("BN",), 1, "launch")} <= blocks
 
 
@@ -84,7 +85,7 @@ def test_it_finds_blocks_of_two_axes_and_the_rest_that_they_leave():
         seconds = {key: split_s(m, n, c["LANES"], c["VECTORS"], c["ROWS"]) for key, c in configs.items()}
         known.append(Example({"m": m, "n": n}, seconds))
     model = SizeModel(known[:80], configs)
-    blocks = {(block.axes, block.size, block.role) for block in model.learnt.structures[0].blocks}
+    blocks = {(block.axes, block.size, block.role) for block in model.learnt.parts[0].structure.blocks}
     assert {(("LANES", "VECTORS"), 1, "split"), (("ROWS",), 0, "split")} <= blocks
     chosen = [regret(e, model.predict(e.sizes).keys[0]) for e in known[80:]]
     one = min(sum(regret(e, key) for e in known[80:]) for key in configs)
@@ -115,7 +116,7 @@ def test_it_finds_the_window_that_moves_along_a_size():
     pytest.importorskip("numpy")
     known = windowed_examples(120)
     model = SizeModel(known[:80], WAYS)
-    assert (1, 2) in model.learnt.structures[0].windows
+    assert (1, 2) in model.learnt.parts[0].structure.windows
     chosen = [regret(e, model.predict(e.sizes).keys[0]) for e in known[80:]]
     one = min(sum(regret(e, key) for e in known[80:]) for key in WAYS)
     assert sum(chosen) < 0.1 * one
@@ -141,9 +142,12 @@ def test_problems_are_left_out_as_if_they_had_never_been_measured(model):
     part, data = model._parts[0], model._data
     left_out = np.arange(3, len(data.sizes), 8)
     others = np.setdiff1d(np.arange(len(data.sizes)), left_out)
-    learnt = _StructureModel(data.some(np.arange(len(model.keys)), others), part.structure, part.scales)
-    for found, expected in zip(part.without(left_out), learnt.predict(data.sizes[left_out]), strict=True):
-        assert np.allclose(found, expected, atol=1e-3)
+    learnt = PartModel(data.some(np.arange(len(model.keys)), others), part.part)
+    logs, variances = part.left_out(left_out)
+    for place, problem in enumerate(left_out):
+        expected, uncertain = learnt.predict(data.sizes[problem : problem + 1])
+        assert np.allclose(logs[:, place], expected, atol=1e-6)
+        assert np.allclose(variances[:, place], uncertain, atol=1e-6)
 
 
 def test_with_few_sizes_there_is_no_bound_but_a_choice():

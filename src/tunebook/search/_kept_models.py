@@ -17,7 +17,9 @@ from tunebook._base.config_codec import classes_of, decode, encode
 from tunebook._base.environment_variables import book_root, no_home
 from tunebook._base.errors import CodecError
 from tunebook._base.record_format import canonical_json
-from tunebook.search._size_model import Block, Learnt, Structure
+from tunebook.search._part_model import LearntPart
+from tunebook.search._size_model import Learnt
+from tunebook.search._structures import Block, Structure
 from tunebook.stores._files import distrust, make_directory, read_file, replace_file
 
 if TYPE_CHECKING:
@@ -27,16 +29,17 @@ if TYPE_CHECKING:
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json
 
-_LIMIT_BYTES: Final = 1_000_000  # a model of 200 problems takes 6,000
+_LIMIT_BYTES: Final = 1_000_000  # a model of 700 problems takes about 10,000
 _MOST: Final = 100  # files: every tuned size makes another state, and the models of earlier states are not needed again
-_CLASSES: Final = classes_of([Learnt, Structure, Block])
+_FORMAT: Final = 2  # of `Learnt`: models of another one are learnt again
+_CLASSES: Final = classes_of([Learnt, LearntPart, Structure, Block])
 
 
 def state_of_entries(records: Iterable[Record], cores: int) -> str:
     """Return a name for all that a model learns from: it changes with every entry, and with the version of tunebook."""
     entries: list[Json] = [*sorted(canonical_json([*r.problem, r.head.generation, r.head.config]) for r in records)]
     # By their heads: to read all measurements at every miss would take longer than the prediction.
-    return _seal(canonical_json([entries, cores, library_version("tunebook")]).encode()).decode()
+    return _seal(canonical_json([entries, cores, _FORMAT, library_version("tunebook")]).encode()).decode()
 
 
 def kept_model(state: str) -> Learnt | None:

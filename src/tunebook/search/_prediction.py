@@ -56,8 +56,8 @@ class _BookModel(NamedTuple):
     configs: Mapping[str, Json]
 
 
-# At most these are learnt from: the time to learn grows with the cube of the problems, to 5 s for these.
-_MOST_PROBLEMS: Final = 200
+# At most these are learnt from, in 6 to 10 s: more than 700 problems of a kernel were never tried.
+_MOST_PROBLEMS: Final = 1000
 _MOST_CONFIGS: Final = 100
 _TINY: Final = 0.001  # smaller parts would be printed as 0.0%
 # A model is learnt once for all calls of a process, until the book has other entries: that takes seconds.

@@ -3,24 +3,26 @@
 Each configuration has a model of its own, of the logarithm of its time. Its first part is a sum of products that times
 are made of (launches, waves of blocks, steps of a loop, whole blocks and the rest, bytes), with weights that are not
 negative. Which axis, or product of two axes, is the block of which size, and which size is a window that moves along
-another, is found by trying. A Gaussian process then learns how times differ from this sum. Predictions for problems
-that are left out of the data are exact, and need no further fit of the process. The bound is the 95 % quantile of the
-regrets there (conformal prediction), so it holds for that part of problems like them, no matter how good the model is.
+another, is found by trying; and so is how many blocks a core runs at once, and where a cache ends. A Gaussian process
+then learns from the nearest problems how times differ from this sum. The bound is the 95 % quantile of the regrets at
+problems that were left out of the data (conformal prediction), so it holds for that part of problems like them, no
+matter how good the model is.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import combinations, permutations
-from itertools import product as product_of
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.errors import require
 from tunebook.search._learned_heuristic import quantile
-from tunebook.search._small_products import inverse, product
+from tunebook.search._local_process import shared
+from tunebook.search._part_model import LearntPart, PartModel, learn_part
+from tunebook.search._structure_search import best_structures
+from tunebook.search._structures import Measured, Structure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tunebook.search._learned_heuristic import Example
 
@@ -31,55 +33,12 @@ _LEAST_WEIGHT: Final = 0.02
 _SIZES: Final = 4  # at most, and axes: what is tried grows with their product
 _AXES: Final = 6
 _NO_BLOCKS: Final = frozenset({"num_warps", "num_stages", "num_ctas"})  # Triton's options are never sizes of blocks
-_COMPARED: Final = 100  # problems at most by which structures are compared: the cost grows with the cube
-_STUDIED: Final = 14  # configurations that the structure and the scales are found from
-_SHARED_STEPS: Final = 200  # of fitting the sum that all configurations start from
-_OWN_STEPS: Final = 60
-_AVERAGED: Final = 4  # structures at most: which is the right one is seldom sure
-_ALIKE: Final = 1.1  # if their errors are at most so many times the smallest
-_WORTH: Final = 0.985  # a change of the structure must lower the error to this part
-_MISSING: Final = 1e6  # the variance of a time that was not taken
+_AVERAGED: Final = 4  # parts of a model at most: which structure is the right one is seldom sure
+_ALIKE: Final = 1.3  # parts are averaged if their errors, at different problems, are at most so many times the smallest
 _FOLDS: Final = 8
-_COMPARING_FOLDS: Final = 4
-# The roles of blocks of one axis, and of two: threads of a block times the work of each, lanes times vectors.
-_ROLES: Final = {1: ("launch", "loop", "split"), 2: ("launch", "split")}
-_VECTOR: Final = 8  # numbers of 32 bits in a vector of most processors
+_LEFT_OUT: Final = 32  # problems of each fold, at most
 _DRAWS: Final = 256
 _LEAST_SCALE: Final = 1e-3  # regrets below this are noise
-# How much similarity falls with a difference in each kind of input, the noise beside a variance of 1, and roughness;
-# the first two are adjusted to the data.
-_SCALES: Final = {"wave": 0.3, "full": 0.5, "steps": 0.2, "waste": 0.2, "size": 0.05, "noise": 0.04}
-
-
-class Block(NamedTuple):
-    """One or two axes whose product divides a size into blocks.
-
-    Blocks are launched side by side ("launch"), are the steps of a loop ("loop"), or are computed one after the other,
-    and the rest of the size in another way ("split"), as C programs for a processor do it.
-    """
-
-    axes: tuple[str, ...]
-    size: int
-    role: str
-
-
-class Structure(NamedTuple):
-    """What an author means by axes and sizes: blocks, and sizes of which each unit is launched by itself.
-
-    `windows` has pairs of a size and the window that moves along it: the work follows the number of the window's
-    places, not the size.
-    """
-
-    blocks: tuple[Block, ...] = ()
-    launched: frozenset[int] = frozenset()
-    windows: frozenset[tuple[int, int]] = frozenset()
-
-    def counted(self, np: Any, sizes: Any) -> Any:
-        """Return sizes by problem; of a size along which a window moves, the number of the window's places."""
-        found = sizes.copy()
-        for size, window in self.windows:
-            found[:, size] = np.maximum(sizes[:, size] - sizes[:, window] + 1, 1)
-        return found
 
 
 class Predicted(NamedTuple):
@@ -95,14 +54,13 @@ class Predicted(NamedTuple):
 
 
 class Learnt(NamedTuple):
-    """The part of a model that takes long to learn: structures with their scales, and how far to believe them.
+    """The part of a model that takes long to learn: its parts, and how far to believe them.
 
     `left_out` has the regrets on problems that a model was not learnt from.
     """
 
-    structures: tuple[Structure, ...]
-    scales: tuple[Mapping[str, float], ...]
-    variance: float
+    parts: tuple[LearntPart, ...]
+    variance: float = 1.0
     usual: float = 1.0
     factor: float = math.inf
     gap: float = math.inf
@@ -143,13 +101,9 @@ class SizeModel:
         self._data = data = Measured(
             np, axes, max(1, cores), sizes, np.where(np.isnan(times), np.nanmean(times), times), weights
         )
-        if learnt is None:
-            self._parts = [_StructureModel(data, each) for each in _best_structures(data, len(self._names))]
-            self.learnt = self._learn(np.where(np.isnan(slower), np.inf, slower))
-        else:
-            known = zip(learnt.structures, learnt.scales, strict=True)
-            self._parts = [_StructureModel(data, structure, scales) for structure, scales in known]
-            self.learnt = learnt
+        parts = _learn_parts(data) if learnt is None else learnt.parts
+        self._parts = [PartModel(data, part) for part in parts]
+        self.learnt = learnt or self._learn(parts, np.where(np.isnan(slower), np.inf, slower))
 
     def predict(self, sizes: Mapping[str, float], candidates: Iterable[str] | None = None) -> Predicted:
         """Return a choice for these sizes among the candidates, and the ones to try if it is not sure enough."""
@@ -161,7 +115,7 @@ class SizeModel:
             logs[[key not in allowed for key in self.keys]] = np.inf
         if not np.isfinite(logs).any():
             return Predicted([], math.inf, math.inf)
-        logs, scale, top = self._ranked(logs[:, 0], variances[:, 0], self.learnt.variance)
+        scale, top = self._ranked(logs, variances, self.learnt.variance)
         worth = [int(c) for rank, c in enumerate(top) if rank < FEWEST or logs[c] - logs[top[0]] <= self.learnt.gap]
         outside = self._outside(sizes)
         bound = math.inf if outside else self.learnt.factor * scale
@@ -174,42 +128,39 @@ class SizeModel:
                 return f"{name} is {sizes[name]:.10g}, and was tuned from {low:.10g} to {high:.10g}"
         return ""
 
-    def _ranked(self, logs: Any, variances: Any, variance: float) -> tuple[Any, float, Any]:
-        """Return logarithms of times, the regret that the model believes in, and the fastest in order."""
+    def _ranked(self, logs: Any, variances: Any, variance: float) -> tuple[float, Any]:
+        """Return the regret that the model believes in, and the fastest configurations in order."""
         np = self._np
         top = [c for c in np.argsort(logs, kind="stable")[:MOST] if np.isfinite(logs[c])]
         draws = np.random.default_rng(0).standard_normal((_DRAWS, len(top)))
         drawn = logs[top] + draws * np.sqrt(variance * variances[top])
-        return logs, float((drawn[:, 0] - drawn.min(1)).mean()) + _LEAST_SCALE, top
+        return float((drawn[:, 0] - drawn.min(1)).mean()) + _LEAST_SCALE, top
 
-    def _believed(self) -> float:
-        """Return the variance of errors, beside the variance that the processes state."""
-        np, weights = self._np, self._data.weights
-        missed, spreads = (
-            np.mean([part.missed for part in self._parts], 0),
-            np.mean([p.spreads for p in self._parts], 0),
-        )
-        apart = missed - _shared(np, missed, weights)
-        return float((weights * apart**2 / spreads).sum() / weights.sum())
-
-    def _learn(self, slower: Any) -> Learnt:
+    def _learn(self, parts: tuple[LearntPart, ...], slower: Any) -> Learnt:
         """Learn from problems that are left out how large regrets are, beside how large they seem."""
-        np, parts = self._np, self._parts
-        learnt = Learnt(tuple(p.structure for p in parts), tuple(p.scales for p in parts), self._believed())
+        np, weights, times = self._np, self._data.weights, self._np.log(self._data.times)
         if self.problems < FEWEST:
-            return learnt
+            return Learnt(parts)
+        apart = max(_FOLDS, -(-self.problems // _LEFT_OUT))
+        folds = [np.arange(fold, self.problems, apart) for fold in range(min(_FOLDS, self.problems))]
+        problems = np.concatenate(folds)
+        found = [_average(np, [part.left_out(fold) for part in self._parts]) for fold in folds]
+        logs, variances = (np.concatenate(each, 1) for each in zip(*found, strict=True))
+        weights, slower = weights[:, problems], slower[:, problems]
+        missed = np.where(np.isfinite(logs), logs - times[:, problems], 0.0)
+        variance = float((weights * (missed - shared(np, missed, weights)) ** 2 / variances).sum() / weights.sum())
+        logs = np.where(np.isfinite(slower), logs, np.inf)  # regrets elsewhere are not known
         left_out: list[float] = []
         scales, gaps = [], []
-        for fold in range(_FOLDS):
-            held_out = np.arange(fold, self.problems, _FOLDS)
-            logs, variances = _average(np, [part.without(held_out) for part in parts])
-            logs = np.where(np.isfinite(slower[:, held_out]), logs, np.inf)  # regrets elsewhere are not known
-            for place, problem in enumerate(held_out):
-                column, scale, top = self._ranked(logs[:, place], variances[:, place], learnt.variance)
-                scales.append(scale)
-                left_out.append(math.expm1(slower[top[0], problem]))
-                gaps.append(float(column[slower[:, problem].argmin()] - column[top[0]]))
-        return learnt._replace(
+        for place in range(len(problems)):
+            column = logs[:, place]
+            scale, top = self._ranked(column, variances[:, place], variance)
+            scales.append(scale)
+            left_out.append(math.expm1(slower[top[0], place]))
+            gaps.append(float(column[slower[:, place].argmin()] - column[top[0]]))
+        return Learnt(
+            parts,
+            variance,
             usual=sum(left_out) / sum(scales),
             factor=quantile([regret / scale for regret, scale in zip(left_out, scales, strict=True)]),
             gap=quantile(gaps),
@@ -217,210 +168,12 @@ class SizeModel:
         )
 
 
-class Measured(NamedTuple):
-    """The data: sizes by problem; times and their weights by configuration and problem; axes by configuration."""
-
-    np: Any
-    axes: Mapping[str, Any]
-    cores: int
-    sizes: Any
-    times: Any
-    weights: Any
-
-    def some(self, configs: Any, problems: Any) -> Measured:
-        """Return a part of the data."""
-        view = self.np.ix_(configs, problems)
-        axes = {name: values[configs] for name, values in self.axes.items()}
-        return self._replace(axes=axes, sizes=self.sizes[problems], times=self.times[view], weights=self.weights[view])
-
-    def studied(self) -> Any:
-        """Return the configurations that are fast most often."""
-        return self.np.argsort(-self.weights.sum(1), kind="stable")[:_STUDIED]
-
-    def counted(self, structure: Structure, sizes: Any) -> tuple[Any, Any]:
-        """Return how many blocks are launched at sizes, and how many steps each loops."""
-        np = self.np
-        blocks, steps = np.ones((2, len(self.times), len(sizes)))
-        for block in structure.blocks:
-            count = np.ceil(sizes[None, :, block.size] / self._length(block))
-            blocks = blocks * count if block.role == "launch" else blocks
-            steps = steps * count if block.role == "loop" else steps
-        for size in structure.launched:
-            blocks = blocks * sizes[None, :, size]
-        return blocks, steps
-
-    def _length(self, block: Block) -> Any:
-        return self.np.prod([self.axes[axis] for axis in block.axes], 0)[:, None]
-
-    def products(self, structure: Structure, sizes: Any) -> Any:
-        """Return the parts that a time may be made of: an array by configuration, problem and product."""
-        np = self.np
-        blocks, steps = self.counted(structure, sizes)
-        waves = np.ceil(blocks / self.cores)
-        one = np.ones_like(blocks)
-        plain = [one * size for size in sizes.T]
-        found = [one, waves, steps, waves * steps, blocks, blocks * steps, *plain]
-        found += [factor * size for factor in (waves, blocks) for size in plain]
-        found += [a * b for a, b in combinations(plain, 2)]
-        found += [np.prod(plain, 0)] if len(plain) > 2 else []
-        return np.stack([*found, *self._split(structure, plain)], 2)
-
-    def _split(self, structure: Structure, plain: Sequence[Any]) -> Iterator[Any]:
-        """Yield the products of parts of sizes where blocks split one: whole blocks, the rest, whether there is one.
-
-        The rest has two parts, because compilers make vectors of its loop too.
-        """
-        split = {block.size: self._length(block) for block in structure.blocks if block.role == "split"}
-        parts = [[size**0, size] for size in plain]
-        for place, length in split.items():
-            whole, rest = plain[place] // length, plain[place] % length
-            parts[place] = [rest**0, whole, rest // _VECTOR, rest % _VECTOR, (rest > 0).astype(float)]
-        for factors in product_of(*parts) if split else ():
-            yield self.np.prod(factors, 0)
-
-    def inputs(self, structure: Structure, sizes: Any) -> tuple[Any, list[str]]:
-        """Return the inputs of the process, an array by configuration, problem and input; and the kind of each."""
-        np = self.np
-        blocks, _ = self.counted(structure, sizes)
-        waves = np.ceil(blocks / self.cores)
-        found = [("wave", waves), ("full", waves * self.cores / blocks)]
-        for block in structure.blocks:
-            length, size = self._length(block), sizes[None, :, block.size]
-            count = np.ceil(size / length)
-            found += [("steps", count)] if block.role == "loop" else []
-            found.append(("waste", 1 + size % length / size if block.role == "split" else count * length / size))
-        found += [("size", np.broadcast_to(size, blocks.shape)) for size in sizes.T]
-        return np.log2(np.stack([values for _, values in found], 2)), [kind for kind, _ in found]
-
-
-class _StructureModel:
-    """The model of one structure: sums, and a Gaussian process for each configuration."""
-
-    def __init__(self, data: Measured, structure: Structure, scales: Mapping[str, float] | None = None) -> None:
-        np = data.np
-        self._data = data = data._replace(sizes=structure.counted(np, data.sizes))
-        self.structure = structure
-        products = data.products(structure, data.sizes)
-        self._sums = _fit_sums(np, products, data.times, data.weights > 0)
-        targets = np.log(data.times / _total(np, products, self._sums))
-        self._spread = float(np.sqrt((targets[data.weights > 0] ** 2).mean())) + 1e-9
-        self._inputs, self._kinds = data.inputs(structure, data.sizes)
-        self.scales = scales or self._adjusted(targets / self._spread)
-        self._inverse = self._inverted(slice(None), self.scales)
-        self._solved = np.einsum("cij,cj->ci", self._inverse, targets / self._spread)
-        missed, self.spreads = _left_out(np, self._inverse, targets / self._spread)
-        self.missed = self._spread * missed
-
-    def without(self, problems: Any) -> tuple[Any, Any]:
-        """Return the predictions for some problems if they are left out of the data, in the form of `predict`.
-
-        The sums are fitted anew. The process is not: a part of its inverse is enough for an exact answer.
-        """
-        np, data = self._data.np, self._data
-        products = data.products(self.structure, data.sizes)
-        kept = data.weights > 0
-        kept[:, problems] = False
-        targets = np.log(data.times / _total(np, products, _fit_sums(np, products, data.times, kept)))
-        among = np.linalg.inv(self._inverse[:, problems[:, None], problems])
-        missed = (among @ (self._inverse[:, problems] @ targets[:, :, None]))[:, :, 0]
-        known = kept.any(1)[:, None]
-        return np.where(known, np.log(data.times[:, problems]) - missed, np.inf), np.einsum("cii->ci", among)
-
-    def predict(self, sizes: Any) -> tuple[Any, Any]:
-        """Return the logarithms of the times of all configurations at sizes, and their variances."""
-        np, data = self._data.np, self._data
-        sizes = self.structure.counted(np, sizes)
-        mean = np.log(_total(np, data.products(self.structure, sizes), self._sums))
-        inputs, kinds = data.inputs(self.structure, sizes)
-        near = _similar(np, inputs, self._inputs, kinds, self.scales)
-        left = 1 + self.scales["noise"] - ((near @ self._inverse) * near).sum(2)
-        logs = mean + self._spread * (near @ self._solved[:, :, None])[:, :, 0]
-        known = (data.weights > 0).any(1)[:, None]
-        return np.where(known, logs, np.inf), np.maximum(left, 0.0)
-
-    def _adjusted(self, targets: Any) -> Mapping[str, float]:
-        """Return the scales with the smallest errors in problems that are left out."""
-        np, chosen = self._data.np, self._data.studied()
-        targets, weights = targets[chosen], self._data.weights[chosen]
-
-        def error(scales: Mapping[str, float]) -> float:
-            return _relative_error(np, _left_out(np, self._inverted(chosen, scales), targets)[0], weights)
-
-        best = dict(_SCALES)
-        if len(self._data.sizes) < FEWEST:
-            return best
-        lowest = error(best)
-        for name in (*_SCALES, *_SCALES):
-            for factor in (0.25, 4.0):
-                scales = {**best, name: best[name] * factor}
-                if (found := error(scales)) < lowest:
-                    lowest, best = found, scales
-        return best
-
-    def _inverted(self, chosen: Any, scales: Mapping[str, float]) -> Any:
-        """Return the inverses of the covariances of the times of each configuration."""
-        np, inputs = self._data.np, self._inputs[chosen]
-        noise = np.where(self._data.weights[chosen] > 0, scales["noise"], _MISSING)
-        similar = _similar(np, inputs, inputs, self._kinds, scales)
-        return inverse(np, similar + noise[:, :, None] * np.eye(inputs.shape[1]))
-
-
-def _best_structures(data: Measured, sizes: int) -> list[Structure]:
-    """Return the structures with the smallest errors in problems that are left out, found by one change at a time."""
-    if len(data.sizes) < FEWEST:
-        return [Structure()]
-    np = data.np
-    some = data.some(data.studied(), np.arange(0, len(data.sizes), -(-len(data.sizes) // _COMPARED)))
-    errors: dict[Structure, float] = {}
-
-    def error(structure: Structure) -> float:
-        if structure not in errors:
-            errors[structure] = _relative_error(np, _missed_by(some, structure), some.weights)
-        return errors[structure]
-
-    pairs = [(a, b) for a, b in permutations(range(sizes), 2) if (data.sizes[:, a] > data.sizes[:, b]).all()]
-    # A window and the block that splits its places make each other worth while: half of the searches begin with one.
-    starts = {frozenset(pair for pair in pairs if pair[1] == window) for window in (None, *range(sizes))}
-    for windows in sorted(starts, key=sorted):
-        structure, changed = None, Structure(windows=windows)
-        while structure is None or error(changed) < _WORTH * error(structure):
-            structure = changed
-            changed = min(_changes(structure, list(data.axes), range(sizes), pairs), key=error, default=structure)
-    ranked = sorted(errors, key=errors.__getitem__)[:_AVERAGED]
-    return [each for each in ranked if errors[each] <= _ALIKE * errors[ranked[0]]]
-
-
-def _missed_by(data: Measured, structure: Structure) -> Any:
-    """Return the errors of a structure's model in problems that are left out of its sums too."""
-    # In the problems that they were fitted to, sums of more products have smaller errors in any case.
-    np, model = data.np, _StructureModel(data, structure, _SCALES)
-    missed = np.empty_like(data.times)
-    for fold in range(_COMPARING_FOLDS):
-        left_out = np.arange(fold, len(data.sizes), _COMPARING_FOLDS)
-        missed[:, left_out] = np.log(data.times[:, left_out]) - model.without(left_out)[0]
-    return missed
-
-
-def _changes(
-    structure: Structure, axes: Sequence[str], sizes: Sequence[int], windows: Sequence[tuple[int, int]]
-) -> Iterator[Structure]:
-    for names, roles in _ROLES.items():
-        for together in combinations(axes, names):
-            others = tuple(block for block in structure.blocks if not set(together) & set(block.axes))
-            yield structure._replace(blocks=others)
-            for size, role in product_of(sizes, roles):
-                yield structure._replace(blocks=tuple(sorted((*others, Block(together, size, role)))))
-    for size in sizes:
-        yield structure._replace(launched=structure.launched ^ {size})
-    for pair in windows:
-        yield structure._replace(windows=structure.windows ^ {pair})
-    if not structure.blocks:  # neither side of a grid tells much without the other
-        for one, other in permutations(sizes, 2):
-            for axis in axes:
-                yield structure._replace(blocks=(Block((axis,), one, "launch"),), launched=frozenset({other}))
-            for a, b in combinations(axes, 2):
-                both = (Block((a,), one, "launch"), Block((b,), other, "launch"))
-                yield structure._replace(blocks=tuple(sorted(both)), launched=frozenset())
+def _learn_parts(data: Measured) -> tuple[LearntPart, ...]:
+    """Return the parts of a model; cores run several blocks at once in every second part, and one in the others."""
+    found = best_structures(data, _AVERAGED) if len(data.sizes) >= FEWEST else [Structure()]
+    parts = [learn_part(data, each, place, many_resident=place % 2 == 1) for place, each in enumerate(found)]
+    most = _ALIKE * min(error for _, error in parts)
+    return tuple(part for part, error in parts if error <= most)
 
 
 def _varying(examples: Sequence[Example]) -> list[str]:
@@ -445,55 +198,7 @@ def _powers_of_two(np: Any, configs: Sequence[Mapping[str, Any]]) -> dict[str, A
     return dict(list(found.items())[:_AXES])
 
 
-def _fit_sums(np: Any, products: Any, times: Any, measured: Any) -> Any:
-    """Return weights of products, not negative, whose sums have the smallest relative errors."""
-    parts = np.where(measured[:, :, None], products / times[:, :, None], 0.0)
-    usual = parts.mean(1, keepdims=True) + 1e-30
-    parts = parts / usual
-    squares, aims = parts.transpose(0, 2, 1) @ parts, parts.sum(1)
-    # The part that all configurations share is learnt first: few steps from there are better than many from nothing.
-    shared = _fewer_errors(squares.sum(0)[None], aims.sum(0)[None], np.full((1, aims.shape[1]), 1.0), _SHARED_STEPS)
-    weights = _fewer_errors(squares, aims, np.maximum(shared, 1e-6) + np.zeros_like(aims), _OWN_STEPS)
-    return weights / usual[:, 0]
-
-
-def _fewer_errors(squares: Any, aims: Any, weights: Any, steps: int) -> Any:
-    """Return weights after so many steps, each of which lowers the squared errors and keeps every sign."""
-    for _ in range(steps):
-        weights = weights * aims / ((squares @ weights[:, :, None])[:, :, 0] + 1e-12)
-    return weights
-
-
-def _total(np: Any, products: Any, weights: Any) -> Any:
-    return np.maximum((products @ weights[:, :, None])[:, :, 0], 1e-300)
-
-
 def _average(np: Any, predictions: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Return the mean of the logarithms of times by several models, and of their variances."""
     logs, variances = zip(*predictions, strict=True)
     return np.mean(logs, 0), np.mean(variances, 0)
-
-
-def _similar(np: Any, one: Any, other: Any, kinds: list[str], scales: Mapping[str, float]) -> Any:
-    """Return how similar problems are for each configuration (Matern 3/2)."""
-    root = np.sqrt(np.array([scales[kind] for kind in kinds]))
-    one, other = one * root, other * root
-    squares = (one**2).sum(2)[:, :, None] + (other**2).sum(2)[:, None, :]
-    squares -= 2 * product(np, one, other.transpose(0, 2, 1))
-    apart = np.sqrt(3 * np.maximum(squares, 0.0))
-    return (1 + apart) * np.exp(-apart)
-
-
-def _left_out(np: Any, inverted: Any, targets: Any) -> tuple[Any, Any]:
-    """Return the errors at problems when each is left out of the data, and their variances."""
-    diagonal = np.einsum("cii->ci", inverted)
-    return np.einsum("cij,cj->ci", inverted, targets) / diagonal, 1 / diagonal
-
-
-def _relative_error(np: Any, errors: Any, weights: Any) -> float:
-    """Return the size of errors, less the part that all configurations share at a problem: it changes no choice."""
-    return float(np.sqrt((weights * (errors - _shared(np, errors, weights)) ** 2).sum() / weights.sum()))
-
-
-def _shared(np: Any, errors: Any, weights: Any) -> Any:
-    return (weights * errors).sum(0) / np.maximum(weights.sum(0), 1e-9)
