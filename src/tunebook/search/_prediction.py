@@ -56,8 +56,8 @@ class _BookModel(NamedTuple):
     configs: Mapping[str, Json]
 
 
-# At most these are learnt from, in 6 to 10 s: more than 700 problems of a kernel were never tried.
-_MOST_PROBLEMS: Final = 1000
+# At most so many are learnt from, in 6 s for 72 configurations: more were never tried.
+_MOST_PROBLEMS: Final = 700
 _MOST_CONFIGS: Final = 100
 _TINY: Final = 0.001  # smaller parts would be printed as 0.0%
 # A model is learnt once for all calls of a process, until the book has other entries: that takes seconds.
@@ -105,7 +105,8 @@ def _learn(records: Sequence[Record], state: str) -> _BookModel:
     configs: dict[str, Json] = {}
     failed: set[str] = set()
     ordered = sorted(records, key=lambda r: r.problem.call_key)
-    for record in ordered[:: -(-len(ordered) // _MOST_PROBLEMS) or 1]:
+    many = min(len(ordered), _MOST_PROBLEMS)
+    for record in (ordered[at * len(ordered) // many] for at in range(many)):
         sizes = _sizes_of(record.problem)
         try:
             times = times_of(record)
