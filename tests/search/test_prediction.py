@@ -12,7 +12,7 @@ from tunebook._arrays import device_families
 from tunebook._base.errors import require
 from tunebook._base.record_format import Record
 from tunebook._selection import predictions
-from tunebook.search import _size_model, predict
+from tunebook.search import _prediction, _size_model, predict
 from tunebook.stores import write_pack
 
 pytest.importorskip("numpy")
@@ -61,6 +61,25 @@ def book(tmp_path_factory):
     for size in TUNED:
         tb.tune(tuned, size)
     return folder
+
+
+def test_of_more_sizes_than_a_model_learns_from_all_parts_are_learnt(tmp_path, monkeypatch):
+    for size in TUNED:
+        tb.tune(Bench(tmp_path).function, size)
+    monkeypatch.setattr(_prediction, "_MOST_PROBLEMS", 20)  # of 30
+    learnt, build = [], _prediction.SizeModel
+
+    def watched(examples, *args, **options):
+        learnt.append(sorted(example.sizes["n"] for example in examples))
+        return build(examples, *args, **options)
+
+    monkeypatch.setattr(_prediction, "SizeModel", watched)
+    predicting(tmp_path, regret_limit=1.0).function(UNSEEN[3])
+    (sizes,) = learnt
+    assert len(sizes) == 20
+    assert sorted(TUNED) != sizes
+    assert min(sizes) <= TUNED[3]
+    assert max(sizes) >= TUNED[-4]
 
 
 def test_sizes_never_tuned_are_answered_at_once_with_a_bound_that_they_keep(book):
