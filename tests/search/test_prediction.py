@@ -64,9 +64,10 @@ def book(tmp_path_factory):
 
 
 def test_of_more_sizes_than_a_model_learns_from_all_parts_are_learnt(tmp_path, monkeypatch):
-    for size in TUNED:
+    tuned = TUNED[1:]  # models are kept in memory by their entries: those of other tests have all
+    for size in tuned:
         tb.tune(Bench(tmp_path).function, size)
-    monkeypatch.setattr(_prediction, "_MOST_PROBLEMS", 20)  # of 30
+    monkeypatch.setattr(_prediction, "_MOST_PROBLEMS", 20)  # of 29
     learnt, build = [], _prediction.SizeModel
 
     def watched(examples, *args, **options):
@@ -77,9 +78,8 @@ def test_of_more_sizes_than_a_model_learns_from_all_parts_are_learnt(tmp_path, m
     predicting(tmp_path, regret_limit=1.0).function(UNSEEN[3])
     (sizes,) = learnt
     assert len(sizes) == 20
-    assert sorted(TUNED) != sizes
-    assert min(sizes) <= TUNED[3]
-    assert max(sizes) >= TUNED[-4]
+    assert sizes[0] <= tuned[3]
+    assert sizes[-1] >= tuned[-4]
 
 
 def test_sizes_never_tuned_are_answered_at_once_with_a_bound_that_they_keep(book):
