@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Forks of this process that compile at once, and of one problem. A fork takes 13 ms of the program's time, and a
 # training step meets ten problems at its start, so a second fork is made only if so many candidates are left after the
 # first one's first.
-_AT_ONCE: Final = 8
+_AT_ONCE: Final = 12
 _OF_ONE, _LEFT = 2, 6
 # At idle priority a compiler may get no time at all for a while.
 _PATIENCE_S: Final = 300.0
@@ -43,10 +43,6 @@ os.register_at_fork(after_in_child=_running.clear)
 def may_fork_beside() -> bool:
     """Return whether forks may compile beside this process: there must be a core for them."""
     return may_fork(fewest_cores=2)
-
-
-def _most() -> int:
-    return max(1, min(_AT_ONCE, (os.cpu_count() or 1) // 2))
 
 
 def _step_aside(cpu: int | None) -> None:
@@ -95,6 +91,7 @@ class CompileBeside:
         self._todo = list(range(len(self._names)))  # in this order
         self._begun: set[int] = set()
         self.forks = 0
+        self._most: Final = max(1, min(_AT_ONCE, 3 * (os.cpu_count() or 1) // 4))  # asking takes 20 us
         self._busy: dict[ForkedWorker, tuple[int, float]] = {}  # the candidate of each fork, and when it began
         self._forks = True
         # The loads at which memory was asked last and had nothing: asking takes 0.3 ms, and a problem may wait long for
@@ -120,7 +117,7 @@ class CompileBeside:
             done += self._from_memory(call)
             self._recalled_at = None if done else loads
         if self._todo and not done:
-            if may_fork and self._forks and self._wants_fork() and len(_running) < _most():
+            if may_fork and self._forks and self._wants_fork() and len(_running) < self._most:
                 self._fork(call)
             if not self._forks and not self._busy:  # the program compiles the rest itself, within its share
                 done += [Build(self._names[index]) for index in self._todo]
