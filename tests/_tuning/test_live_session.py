@@ -247,6 +247,28 @@ class Builds:
         pass
 
 
+class Unfinished(Builds):
+    """Compiles for ever; notes the calls of its polls."""
+
+    def poll(self, call, *, may_fork=True):
+        self.polled_at = [*getattr(self, "polled_at", ()), self.runs.calls]
+        return []
+
+
+@pytest.mark.parametrize(("call_s", "longest_s"), [(3e-3, 0.1), (3e-5, math.inf)])
+def test_a_session_that_waits_for_its_compilers_asks_less_and_less_often(call_s, longest_s):
+    costs = dict.fromkeys(tiles(3), call_s)
+    runs = Pretend(costs, builds=Unfinished, noise={})
+    session, _ = session_of(runs, costs, next(iter(costs)))
+    for _ in range(5000):
+        session.run((), {})
+    pauses = [after - before for before, after in pairwise(session._preparation._builds.polled_at)]
+    most = min(128, longest_s / call_s) + 24  # a random number of calls comes on top
+    assert max(pauses) <= most + 1
+    assert pauses[0] <= 25
+    assert len(pauses) <= 5000 / (most - 16) + 8
+
+
 @pytest.mark.parametrize("share", [1e9, 0.02])
 def test_no_call_makes_a_fork_and_loads_a_program(share):
     costs = tiles(3)

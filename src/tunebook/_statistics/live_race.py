@@ -88,7 +88,7 @@ class LiveRace:
         self.decided_after: int | None = None  # calls
         self.unit_s = 0.0  # the latest time of the incumbent, by the leader's
         self.watch: Final = WinnerWatch()
-        self._refused, self._held_up = False, 0  # by the account: when the race was asked last, and for how many calls
+        self.is_refused, self._held_up = False, 0  # by the account, when it was asked last; the calls of all such times
         self._disturbed: Final = DisturbedLaunches()
 
     # ------------------------------------------------------------------------------------------------ the next call
@@ -152,11 +152,11 @@ class LiveRace:
         else:
             self._take_comparison()
             found = self._continued(sizes)
-            self._refused = False
+            self.is_refused = False
             if found is None and may_begin and self._open is None and self._under_way < _UNDER_WAY:
                 self._open = self._plan(sizes)
                 found = self._continued(sizes)
-            self._held_up += self._refused
+            self._held_up += self.is_refused
             turn = found or Turn(self.leader)
         self.runs[turn.name] += 1
         # The launch of another candidate was reserved, and is charged when its time is known.
@@ -190,7 +190,7 @@ class LiveRace:
         if (self._under_way or self.watch.looks) and not at_least:
             calls = min(calls, AWAITING)
         self.count_led(calls)
-        self._held_up += self._refused * calls
+        self._held_up += self.is_refused * calls
         return calls
 
     def _continued(self, sizes: Callable[[], Hashable]) -> Turn | None:
@@ -282,7 +282,7 @@ class LiveRace:
         total = math.fsum(extra for extra in expected if extra > 0)
         # A limit below one surprise lets a round begin when nothing is owed: else nothing would ever be tried.
         if total > 0 and not self.account.allows(min(total, self.account.most)):
-            self._refused = True
+            self.is_refused = True
             return None
         self.account.reserve(total)
         self._under_way += 1

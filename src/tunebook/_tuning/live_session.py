@@ -41,6 +41,10 @@ C = TypeVar("C")
 _TELL_EVERY: Final = 1024  # calls
 _NEAR, _LIKELY = 1.1, 4  # candidates this near the leader are tried first at other sizes, so many at most
 _LONGEST_REST: Final = 4096  # calls, while the host has spent its share
+# While a session can begin nothing, because its candidates are still compiled, it asks after twice as many calls each
+# time, up to so many, or so long. In a training of fla's gated linear attention, nearly all turns were such ones, and
+# took most of the host's share.
+_FIRST_IDLE, _LONGEST_IDLE, _LONGEST_IDLE_S = 8, 128, 0.1
 _EARNED: Final = 0.5  # of the device's time that a better leader saves, where the program waits for the device
 
 
@@ -122,6 +126,7 @@ class LiveSession(Generic[C]):
         self._told = 0, 0.0  # calls and extra seconds
         self.rollbacks = 0
         self._asked = 0, self._host.clock_s()  # calls, and the time then
+        self._idle = 0  # turns in a row in which nothing could begin
         self._earned, self._late = 0, True  # calls up to here have earned; whether the device waits for the host
         self.rest = 0  # calls that the leader serves before the session is asked again; a hot path may count them down
         self._turn = threading.Lock()
@@ -201,7 +206,7 @@ class LiveSession(Generic[C]):
         return self._runs.run(self.config, args, kwargs)
 
     def _take_turn(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        race = self.race
+        race, began_s = self.race, self._host.clock_s()
         if race.is_round_open:
             return self._go_on(args, kwargs)
         self._calls += 1
@@ -211,14 +216,14 @@ class LiveSession(Generic[C]):
             # With eleven kernels on an H200, a quarter of the share went into turns in which nothing could begin.
             race.count_led(1)
             patience = 1 if self._preparation.has_turn else self._host.patience(race.unit_s)
-            self.rest = race.rest(Turn(race.leader), patience, self._calls_until_paid(self._host.clock_s()))
+            self.rest = race.rest(Turn(race.leader), patience, self._calls_to_rest(self._host.clock_s()))
             return self._runs.run(self.config, args, kwargs)
         self._earn()
         calls, stalls = self._counted
         self._counted = race.account.calls, self._host.stalls
         if stalls == self._host.stalls:  # else some of the calls came before the last one that stood still
             self._host.count(race.account.calls - calls)
-        may_begin, worked, began_s = self._host.allows(), False, self._host.clock_s()
+        may_begin, worked = self._host.allows(), False
         if self._waiting or race.phase == "decided":
             self._read_events()
             began_s = self._host.clock_s() if race.phase == "decided" else began_s  # a decision is noted by itself
@@ -229,10 +234,12 @@ class LiveSession(Generic[C]):
         if race.account.calls - self._told[0] >= _TELL_EVERY:
             self.tell_progress()
         turn = race.next(lambda: self._runs.sizes(args, kwargs), may_begin=may_begin and not worked)
+        waits = self._waiting or self._preparation.has_turn or race.is_refused
+        self._idle = 0 if worked or turn.is_timed or waits else self._idle + 1
         # A call that has loaded begins no round, and the next one may.
         if not (worked and self._host.allows()):
             patience = 1 if self._preparation.has_turn else self._host.patience(race.unit_s)
-            self.rest = race.rest(turn, patience, self._calls_until_paid(began_s))
+            self.rest = race.rest(turn, patience, self._calls_to_rest(began_s))
         self._host.spend(self._host.clock_s() - began_s, "choices")
         if not turn.is_timed:
             return self._runs.run(self.config, args, kwargs)
@@ -251,12 +258,15 @@ class LiveSession(Generic[C]):
             return self._runs.run(self.config, args, kwargs)
         return self._launch(turn, args, kwargs)
 
-    def _calls_until_paid(self, now_s: float) -> int:
+    def _calls_to_rest(self, now_s: float) -> int:
         """Return about how many calls pass until the host may do more: asking takes a part of its share too."""
         (calls, then_s), now = self._asked, self.race.account.calls
         self._asked = now, now_s
-        passed_s = now_s - then_s
-        return int(min(self._host.wait_s / passed_s * (now - calls), _LONGEST_REST)) if passed_s > 0 else 0
+        if now_s <= then_s:
+            return 0
+        per_s = (now - calls) / (now_s - then_s)
+        idle = min(_FIRST_IDLE << min(self._idle, 8), _LONGEST_IDLE, _LONGEST_IDLE_S * per_s) if self._idle > 1 else 0
+        return int(max(min(self._host.wait_s * per_s, _LONGEST_REST), idle))
 
     def _watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Take the turn of a winner. Nothing is charged to the host: a limit on watching would be one on noticing."""
