@@ -17,7 +17,8 @@ POLICY = "device-events/live/forward"
 class LiveCalls:
     """Drives a race on a landscape, as a session does.
 
-    `factor(name, call)` disturbs single candidates; `lag` calls pass until a time is known.
+    `factor(name, call)` disturbs single candidates; `lag` calls pass until a time is known. The device waits for the
+    host within a launch for `waits(call)` seconds.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class LiveCalls:
             self.race.complete()
         self.fails = set()
         self.factor = lambda _name, _call: 1.0
+        self.waits = lambda _call: 0.0
         self.served, self.extra, self._waiting = [], [], deque()
         self.asked = self._rest = 0
 
@@ -48,18 +50,19 @@ class LiveCalls:
         before_s = self.land.elapsed_s
         self.land.make_fn(self.by_name[turn.name])()
         factor = self.factor(turn.name, number)
-        self._waiting.append((turn, (self.land.elapsed_s - before_s) * factor))
+        waits_s = self.waits(number)
+        self._waiting.append((turn, (self.land.elapsed_s - before_s) * factor + waits_s, waits_s > 0))
         self.served.append(turn.name)
         usual_s = self.land.true_s(self.incumbent)
         self.extra.append(self.land.true_s(self.by_name[turn.name]) * factor / usual_s - 1)
 
     def _learn(self):
         while len(self._waiting) >= self.lag and self._waiting:
-            turn, seconds = self._waiting.popleft()
+            turn, seconds, late = self._waiting.popleft()
             if turn.name in self.fails:
                 self.race.failed(turn)
             else:
-                self.race.learn(turn, seconds)
+                self.race.learn(turn, seconds, **({"late": True} if late else {}))
 
     def until_decided(self, most=20_000):
         while self.race.phase != "decided" and len(self.served) < most:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from tunebook._statistics.live_rounds import MOST_SIZES
 from tunebook._statistics.race import (
     Lane,
     RaceStage,
@@ -19,6 +20,7 @@ from tunebook._statistics.race import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
+    from tunebook._statistics.live_rounds import Conditions
     from tunebook._statistics.race import Pause
 
 # Does a piece of work, now or beside the program; the work takes a `Pause`.
@@ -46,6 +48,7 @@ FINAL: Final = (
 _MANY: Final = 64
 # With 0.001, a race took 15 to 25 % more timed launches, and the winners were no better.
 _SETTLED, _SETTLED_AFTER = 0.002, 48
+_RECENT: Final = 32  # rounds
 _LOOK_EVERY: Final = 16  # rounds: working out the uncertainty takes as long as several launches
 
 
@@ -88,6 +91,7 @@ class FinalComparisons:
     def clear(self) -> None:
         """Begin with another final; a comparison that is under way counts no more."""
         self._runs: list[tuple[Hashable, float]] = []
+        self._latest: dict[Conditions, Mapping[str, float]] = {}
         self._compared = 0  # rounds
         self._under_way: FinalComparison | None = None
 
@@ -96,9 +100,16 @@ class FinalComparisons:
         """Whether a comparison is under way, or has not been taken yet."""
         return self._under_way is not None
 
-    def add(self, name: str, seconds: float) -> None:
-        """Note the time of a launch."""
-        self._runs.append((name, seconds))
+    def add(self, conditions: Conditions, times: Mapping[str, float]) -> None:
+        """Note the times of a round."""
+        self._runs += times.items()
+        if len(self._latest) >= MOST_SIZES:
+            self._latest.clear()
+        self._latest[conditions] = times
+
+    def latest_of(self, name: str) -> dict[Conditions, float]:
+        """Return the time of a finalist in the last round under each condition."""
+        return {conditions: times[name] for conditions, times in self._latest.items() if name in times}
 
     def compare(self, lanes: Sequence[Lane], rounds: int, entrants: int) -> None:
         """Compare the finalists, if it is time for it after so many rounds, and no comparison is under way."""
@@ -156,3 +167,16 @@ def times_as_long(ours_s: Sequence[float], theirs_s: Sequence[float]) -> float |
     """
     both = min(len(ours_s), len(theirs_s))
     return typical_s(ours_s[:both]) / typical_s(theirs_s[:both]) if both else None
+
+
+def varies_by_itself(ours_s: Sequence[float], theirs_s: Sequence[float]) -> float:
+    """Return how far the times of a finalist vary, as a fraction, where sizes and the load of the device are equal.
+
+    By its last rounds with another finalist, whose times vary as much.
+    """
+    both = min(len(ours_s), len(theirs_s))
+    ratios = [ours / theirs for ours, theirs in zip(ours_s[:both], theirs_s[:both], strict=True)][-_RECENT:]
+    if not ratios:
+        return 0.0
+    middle = median_s(ratios)
+    return median_s(abs(ratio / middle - 1) for ratio in ratios)  # about the mean of one of the two

@@ -19,8 +19,9 @@ from tunebook._statistics.live_comparisons import (
     finalists_of,
     surely_below,
     times_as_long,
+    varies_by_itself,
 )
-from tunebook._statistics.live_rounds import MOST_SIZES, Round, Turn, WinnerLook
+from tunebook._statistics.live_rounds import ComparableTimes, Round, Turn, WinnerLook
 from tunebook._statistics.race import ENOUGH, HOPELESS, Lane, is_time, median_s
 from tunebook._statistics.slowdown_account import DisturbedLaunches
 from tunebook._statistics.winner_watch import AWAITING, WATCH_EVERY, WinnerWatch
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from tunebook._statistics.live_comparisons import Aside
+    from tunebook._statistics.live_rounds import Conditions
     from tunebook._statistics.slowdown_account import SlowdownAccount
 
 Phase: TypeAlias = Literal["screening", "final", "decided"]
@@ -79,11 +81,11 @@ class LiveRace:
         self._started = 0  # final rounds
         self._comparisons: Final = FinalComparisons(aside)
         self._final: dict[str, Lane] = {}
-        self._latest: dict[Hashable, dict[str, float]] = {}  # the last final round of each sizes
         self._complete = False
         self._open: Round | None = None
         self._issued = 0  # launches of the open round
         self._under_way = 0
+        self._comparable: Final = ComparableTimes()
         self.runs: Counter[str] = Counter()
         self.decided_after: int | None = None  # calls
         self.unit_s = 0.0  # the latest time of the incumbent, by the leader's
@@ -300,11 +302,11 @@ class LiveRace:
         if isinstance(turn, WinnerLook):
             self.watch.looks -= 1
             if seconds is not None and is_time(seconds) and turn.name == self.leader:
-                self.watch.note(turn.sizes, seconds)
+                self.watch.note(turn.sizes, seconds, late=late)
         if found_in is None:
             return
         found_in.seconds[turn.place] = seconds if seconds is not None and is_time(seconds) else None
-        found_in.late.add(late)
+        found_in.late |= {turn.place} if late else set()
         if found_in.is_complete and found_in is not self._open:
             self._close(found_in)
 
@@ -327,18 +329,17 @@ class LiveRace:
         self.account.reserve(-math.fsum(closed.expected[: len(closed.names)]))
         seconds = {name: closed.seconds[place] for place, name in enumerate(closed.names)}
         self._charge(closed, seconds)
-        # A window in which the device waited for the host contains the wait: it compares only with another such one.
-        times = {name: each for name, each in seconds.items() if each is not None}
-        if closed.sizes is None or len(closed.late) > 1 or len(times) < len(seconds):
-            self._started -= self.phase == "final" and len(closed.names) > 1
-            return
-        if self.phase == "decided":
-            if closed.is_duel:
-                self.watch.fight(self.leader, times)
-        elif self.phase == "final":
-            self._compare_finalists(closed.sizes, times)
-        elif self.leader in times:
-            self._screen(times)
+        comparable = self._comparable.of(closed, self.account.calls)
+        if self.phase == "final" and len(closed.names) > 1:
+            self._started += len(comparable) - 1
+        for conditions, times in comparable:
+            if self.phase == "decided":
+                if closed.is_duel:
+                    self.watch.fight(self.leader, times, conditions)
+            elif self.phase == "final":
+                self._compare_finalists(conditions, times)
+            elif self.leader in times:
+                self._screen(times)
 
     def _charge(self, closed: Round, seconds: dict[str, float | None]) -> None:
         """Charge the extra time of a round's launches, by the time of the leader beside them."""
@@ -409,13 +410,12 @@ class LiveRace:
         count = max(len(self.finalists), 1)
         return min(max(_FINAL_SAMPLES // count, _LEAST_ROUNDS), _MOST_SAMPLES // count, _MOST_ROUNDS)
 
-    def _compare_finalists(self, sizes: Hashable, times: dict[str, float]) -> None:
+    def _compare_finalists(self, conditions: Conditions, times: dict[str, float]) -> None:
         if any(lane.name not in times for lane in self.finalists):
             return  # a round that was begun before these were the finalists
-        self._latest = {**self._latest, sizes: times} if len(self._latest) < MOST_SIZES else {sizes: times}
+        self._comparisons.add(conditions, times)
         for lane in self.finalists:
             lane.samples_s.append(times[lane.name])
-            self._comparisons.add(lane.name, times[lane.name])
         self._comparisons.compare(self.finalists, self._rounds, len(self._final))
         self._take_comparison()
 
@@ -477,7 +477,8 @@ class LiveRace:
         self._take_lead(winner)
         others = [name for name in ranking if name != winner]
         runner_up = next(iter(others), None) or (None if winner == self._incumbent else self._incumbent)
-        self.watch.begin(runner_up, {sizes: each[winner] for sizes, each in self._latest.items() if winner in each})
+        varies = 0.0 if runner_up is None else varies_by_itself(self.samples_s(winner), self.samples_s(runner_up))
+        self.watch.begin(runner_up, self._comparisons.latest_of(winner), varies)
 
     # ------------------------------------------------------------------------------------------------------- watching
 
@@ -494,7 +495,6 @@ class LiveRace:
         """Race these again from the final on, for example after a duel that the winner has lost."""
         self._line_up(names)
         self._comparisons.clear()
-        self._latest.clear()
         self._started = 0
         for name in self._final:
             self._values.setdefault(name, 1.0)

@@ -298,10 +298,10 @@ class LiveSession(Generic[C]):
         result = self._runs.run(self.config, args, kwargs)
         seconds = None if look is None else look.seconds()
         self.rest = WATCH_EVERY - 1
-        if seconds is not None:
+        if look is not None and seconds is not None:
             self._look = None
             watch = self.race.watch
-            watch.note(self._look_sizes, seconds)
+            watch.note(self._look_sizes, seconds, late=look.late)
             self._uncounted += WATCH_EVERY
             self._is_calm = watch.is_calm
             self.rest = WATCH_EVERY - AWAITING - 2 if self._is_calm else 0

@@ -72,11 +72,12 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],  # noqa: ARG002 - as above
     ) -> tuple[Any, LaunchWindow]:
-        """Launch between two events, and ask nothing else of the device."""
+        """Launch between two events, and ask nothing else of the device but whether it waited."""
         grid, positional, named = args[0]
         self._show(config, grid, positional, named)
         window = self._windows.opened()
         result = self._kernel.fn.run(*positional, grid=grid, warmup=False, **named, **config.meta)
+        window.late = bool(window.passed_start())
         window.close()
         return result, window
 
