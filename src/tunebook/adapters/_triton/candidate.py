@@ -30,11 +30,12 @@ _OPTIONS: Final = frozenset(inspect.signature(triton.Config).parameters) - {"kwa
 class LaunchConfig:
     """A `triton.Config` with its launch arguments worked out once: asking a `triton.Config` takes 1 us each time."""
 
-    __slots__ = ("config", "meta", "pre_hook")
+    __slots__ = ("config", "meta", "names", "pre_hook")
 
     def __init__(self, config: triton.Config) -> None:
         self.config: Final = config
         self.meta: Final[dict[str, Any]] = config.all_kwargs()
+        self.names: Final = tuple(self.meta)
         self.pre_hook: Final[Callable[[dict[str, Any]], object] | None] = config.pre_hook
 
     def __repr__(self) -> str:

@@ -234,7 +234,7 @@ class Engine:
         return self.launcher(exact=True).bind(grid)(*args, **kwargs)
 
     def _implementation(self) -> Callable[..., Any]:
-        autotuner, fn, names = self.autotuner, self.kernel.fn, self.kernel.names
+        autotuner, run, names = self.autotuner, self.kernel.direct.run, self.kernel.names
 
         # As `TritonKernel.run`, written out: calling it would cost every launch a frame.
         def launch(call: tuple[Any, ...], facts: object, *, config: Any) -> Any:
@@ -248,7 +248,7 @@ class Engine:
             autotuner.best_config = config.config
             if config.pre_hook is not None:
                 config.pre_hook({**Launch(grid, args, kwargs).named(names), **config.meta})
-            return fn.run(*args, grid=grid, warmup=False, **kwargs, **config.meta)
+            return run(config, grid, args, kwargs)
 
         return launch
 

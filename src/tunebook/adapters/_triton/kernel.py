@@ -27,6 +27,7 @@ from tunebook._keys.call_key import call_key
 from tunebook.adapters._triton.buckets import sizes_of, with_values
 from tunebook.adapters._triton.candidate import OF_AUTHORS, Launch, LaunchConfig, after_hook
 from tunebook.adapters._triton.device import current_device, device_name, interface
+from tunebook.adapters._triton.direct_launch import DirectLaunches
 from tunebook.adapters._triton.heuristic import heuristic_config
 from tunebook.adapters._triton.kept_checksum import kept_facts
 
@@ -83,6 +84,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     def __init__(self, autotuner: Autotuner, heuristic: Any, version: str) -> None:
         self._autotuner: Final = autotuner
         self.fn: Final = autotuner.fn  # the jitted function, perhaps with heuristics around it
+        self.direct: Final = DirectLaunches(self.fn)
         chain = [self.fn]  # a decorated function, then each function inside it, down to the user's own
         while not inspect.isfunction(chain[-1]):
             chain.append(chain[-1].fn)
@@ -356,7 +358,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         grid, args, kwargs = call[0]
         if cfg.pre_hook is not None:
             cfg.pre_hook({**Launch(grid, args, kwargs).named(self.names), **cfg.meta})
-        return self.fn.run(*args, grid=grid, warmup=False, **kwargs, **cfg.meta)
+        return self.direct.run(cfg, grid, args, kwargs)
 
     def mutated(self, inv: Invocation[LaunchConfig, Any]) -> Sequence[object]:  # noqa: ARG002 - see below
         """Return nothing: `SavedTensors` puts tensors back, outside of the timed window."""

@@ -46,10 +46,10 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
         """Launch with a configuration."""
         grid, positional, named = args[0]
         self._show(config, grid, positional, named)
-        return self._kernel.fn.run(*positional, grid=grid, warmup=False, **named, **config.meta)
+        return self._kernel.direct.run(config, grid, positional, named)
 
     def _show(self, config: LaunchConfig, grid: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Do what Triton does before a launch: show the configuration, and call its hook."""
+        """Show the configuration and call its hook, as Triton does before a launch."""
         self._kernel.show_best(config)
         if config.pre_hook is not None:
             config.pre_hook({**Launch(grid, positional, named).named(self._kernel.names), **config.meta})
@@ -63,8 +63,8 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
         """Launch between two events; the hook of the configuration runs before them."""
         grid, positional, named = args[0]
         self._show(config, grid, positional, named)
-        launch = self._kernel.fn.run
-        return self._windows.around(lambda: launch(*positional, grid=grid, warmup=False, **named, **config.meta))
+        launch = self._kernel.direct.run
+        return self._windows.around(lambda: launch(config, grid, positional, named))
 
     def glance(
         self,
@@ -76,7 +76,7 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
         grid, positional, named = args[0]
         self._show(config, grid, positional, named)
         window = self._windows.opened()
-        result = self._kernel.fn.run(*positional, grid=grid, warmup=False, **named, **config.meta)
+        result = self._kernel.direct.run(config, grid, positional, named)
         window.late = bool(window.passed_start())
         window.close()
         return result, window
