@@ -8,7 +8,7 @@ import pytest
 
 from tunebook.search import Example, SizeModel
 from tunebook.search._local_process import LocalProcess, alike, first_scales
-from tunebook.search._part_model import learn_part
+from tunebook.search._part_model import blocks_at_once, learn_part
 from tunebook.search._structures import Block, Structure, touched
 
 np = pytest.importorskip("numpy")
@@ -42,7 +42,7 @@ def data_of(seconds, many, seed=0):
 
 def test_it_finds_how_many_blocks_a_core_runs_at_once():
     model, _ = data_of(resident_s, 200)
-    part = learn_part(model._data, LAUNCHED, 0, many_resident=True)[0]
+    part = learn_part(model._data, LAUNCHED, blocks_at_once(model._data, LAUNCHED), 0)
     found = dict(zip(model.keys, part.resident, strict=True))
     # Where every problem has few blocks, the number cannot be told.
     assert [found[key] for key in TILES if TILES[key]["TILE"] <= 32] == [1, 3, 4] * 2
@@ -50,7 +50,7 @@ def test_it_finds_how_many_blocks_a_core_runs_at_once():
 
 def test_it_finds_the_edge_of_a_cache_and_chooses_by_it():
     model, unseen = data_of(cached_s, 400)
-    part = learn_part(model._data, LAUNCHED, 0, many_resident=False)[0]
+    part = learn_part(model._data, LAUNCHED, (), 0)
     assert 2**15 < part.cache < 2**17
     chosen = [e.seconds[model.predict(e.sizes).keys[0]] / min(e.seconds.values()) - 1 for e in unseen]
     assert sum(chosen) / len(chosen) < 0.01
@@ -58,7 +58,7 @@ def test_it_finds_the_edge_of_a_cache_and_chooses_by_it():
 
 def test_parts_of_large_models_are_learnt_from_different_problems():
     model, _ = data_of(resident_s, 400)
-    found = [learn_part(model._data, LAUNCHED, place, many_resident=False)[0].scales for place in (0, 1)]
+    found = [learn_part(model._data, LAUNCHED, (), place).scales for place in (0, 1)]
     assert found[0] != found[1]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tunebook.search import Example, SizeModel
 from tunebook.search._part_model import PartModel
-from tunebook.search._size_model import FEWEST, MOST
+from tunebook.search._size_model import FEWEST, MOST, best_average
 
 CORES = 16
 TILES = {f"{m}x{n}": {"BM": m, "BN": n, "num_warps": 4} for m, n in itertools.product((16, 32, 64, 128), repeat=2)}
@@ -66,6 +66,23 @@ def test_the_best_is_among_the_configurations_worth_trying(model):
 def test_it_finds_which_axis_is_the_block_of_which_size(model):
     blocks = {(block.axes, block.size, block.role) for block in model.learnt.parts[0].structure.blocks}
     assert {(("BM",), 0, "launch"), (("BN",), 1, "launch")} <= blocks
+
+
+def test_parts_are_averaged_whose_errors_cancel_out_and_a_part_that_chooses_badly_is_left_out():
+    np = pytest.importorskip("numpy")
+    rng = np.random.default_rng(0)
+    slower = np.abs(rng.normal(0, 0.1, (6, 200)))
+    slower -= slower.min(0)
+    error = rng.normal(0, 0.1, slower.shape)
+    bad = rng.normal(0, 0.1, slower.shape)
+    assert sorted(best_average(np, [slower + error, bad, slower - error], slower)) == [0, 2]
+
+
+def test_a_configuration_that_failed_is_no_choice_when_parts_are_compared():
+    np = pytest.importorskip("numpy")
+    slower = np.array([[0.0, np.inf], [0.5, 0.0]])
+    right, wrong = np.array([[0.0, -9.0], [1.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 1.0]])
+    assert best_average(np, [wrong, right], slower) == [1]
 
 
 def split_s(m, n, lanes, vectors, rows):

@@ -33,10 +33,9 @@ class LearntPart(NamedTuple):
     cache: float = 0.0
 
 
-def learn_part(data: Measured, structure: Structure, place: int, *, many_resident: bool) -> tuple[LearntPart, float]:
-    """Return the part of a model, and its error; parts with different places are learnt from different problems."""
+def learn_part(data: Measured, structure: Structure, resident: tuple[int, ...], place: int) -> LearntPart:
+    """Return the part of a model; parts with different places are learnt from different problems."""
     np, count = data.np, len(data.sizes)
-    resident = _resident(data, structure) if many_resident and data.cores > 1 else ()
     part = LearntPart(structure, {}, resident)
     problems = np.sort(np.random.default_rng(place).permutation(count)[:_ADJUSTED])
     studied = data.studied()
@@ -48,7 +47,7 @@ def learn_part(data: Measured, structure: Structure, place: int, *, many_residen
 
     part = part._replace(scales=first_scales(inputs(0.0)))
     if count < FEWEST:
-        return part, 0.0
+        return part
     targets = PartModel(data, part).targets[np.ix_(studied, problems)]
     scales, lowest = adjusted(part.scales, LeftOutError(np, inputs(0.0), targets, some.weights), count)
     part = part._replace(scales=scales)
@@ -58,13 +57,17 @@ def learn_part(data: Measured, structure: Structure, place: int, *, many_residen
     found = {at: error(begun) for at, error in errors.items()}
     if found and min(found.values()) <= _CACHE_WORTH * lowest:
         cache = min(found, key=found.__getitem__)
-        scales, lowest = adjusted(begun, errors[cache], count)
-        part = part._replace(scales=scales, cache=cache)
-    return part, lowest
+        part = part._replace(scales=adjusted(begun, errors[cache], count)[0], cache=cache)
+    return part
 
 
-def _resident(data: Measured, structure: Structure) -> tuple[int, ...]:
-    """Return how many blocks a core runs at once, by configuration: the number with the smallest errors of sums."""
+def blocks_at_once(data: Measured, structure: Structure) -> tuple[int, ...]:
+    """Return how many blocks a core runs at once, by configuration: the number with the smallest errors of sums.
+
+    It is empty if one at a time explains the times of all configurations as well.
+    """
+    if data.cores == 1:
+        return ()
     np, count = data.np, len(data.times)
     some = data.some(np.arange(count), np.arange(0, len(data.sizes), -(-len(data.sizes) // (2 * _ADJUSTED))))
     sizes, times, weights = structure.counted(np, some.sizes), some.times, some.weights
@@ -75,7 +78,7 @@ def _resident(data: Measured, structure: Structure) -> tuple[int, ...]:
         errors.append((weights * np.abs(missed)).sum(1) / np.maximum(weights.sum(1), 1e-9))
     best = np.argmin(errors, 0)
     best[np.min(errors, 0) > _RESIDENT_WORTH * errors[0]] = 0
-    return tuple(_RESIDENT[each] for each in best)
+    return tuple(_RESIDENT[each] for each in best) if best.any() else ()
 
 
 def _numbers(np: Any, resident: tuple[int, ...], configs: Any = slice(None)) -> Any:

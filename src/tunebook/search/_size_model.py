@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._base.errors import require
 from tunebook.search._learned_heuristic import quantile
 from tunebook.search._local_process import shared
-from tunebook.search._part_model import LearntPart, PartModel, learn_part
+from tunebook.search._part_model import LearntPart, PartModel, blocks_at_once, learn_part
 from tunebook.search._structure_search import best_structures
 from tunebook.search._structures import Measured, Structure
 
@@ -33,8 +33,13 @@ _LEAST_WEIGHT: Final = 0.02
 _SIZES: Final = 4  # at most, and axes: what is tried grows with their product
 _AXES: Final = 6
 _NO_BLOCKS: Final = frozenset({"num_warps", "num_stages", "num_ctas"})  # Triton's options are never sizes of blocks
-_AVERAGED: Final = 4  # parts of a model at most: which structure is the right one is seldom sure
-_ALIKE: Final = 1.3  # parts are averaged if their errors, at different problems, are at most so many times the smallest
+_STRUCTURES: Final = 5  # that parts are learnt from: which one is the right one is seldom sure
+_AVERAGED: Final = 4  # parts at most
+# Parts are chosen by the regret at problems that are left out, and each configuration counts by how near its prediction
+# is to the fastest one: by the regret of the first choice alone, few problems would decide.
+_NEAR_CHOICES: Final = 0.04
+_FAR: Final = 0.3  # a larger regret counts as this one
+_NEVER: Final = 1e3  # the logarithm of a time that is never chosen
 _FOLDS: Final = 8
 _LEFT_OUT: Final = 32  # problems of each fold, at most
 _DRAWS: Final = 256
@@ -103,7 +108,7 @@ class SizeModel:
         )
         parts = _learn_parts(data) if learnt is None else learnt.parts
         self._parts = [PartModel(data, part) for part in parts]
-        self.learnt = learnt or self._learn(parts, np.where(np.isnan(slower), np.inf, slower))
+        self.learnt = learnt or self._learn(np.where(np.isnan(slower), np.inf, slower))
 
     def predict(self, sizes: Mapping[str, float], candidates: Iterable[str] | None = None) -> Predicted:
         """Return a choice for these sizes among the candidates, and the ones to try if it is not sure enough."""
@@ -136,17 +141,19 @@ class SizeModel:
         drawn = logs[top] + draws * np.sqrt(variance * variances[top])
         return float((drawn[:, 0] - drawn.min(1)).mean()) + _LEAST_SCALE, top
 
-    def _learn(self, parts: tuple[LearntPart, ...], slower: Any) -> Learnt:
-        """Learn from problems that are left out how large regrets are, beside how large they seem."""
+    def _learn(self, slower: Any) -> Learnt:
+        """Choose the parts, and learn from problems that are left out how large regrets are beside how they seem."""
         np, weights, times = self._np, self._data.weights, self._np.log(self._data.times)
         if self.problems < FEWEST:
-            return Learnt(parts)
+            return Learnt(tuple(each.part for each in self._parts))
         apart = max(_FOLDS, -(-self.problems // _LEFT_OUT))
         folds = [np.arange(fold, self.problems, apart) for fold in range(min(_FOLDS, self.problems))]
         problems = np.concatenate(folds)
-        found = [_average(np, [part.left_out(fold) for part in self._parts]) for fold in folds]
-        logs, variances = (np.concatenate(each, 1) for each in zip(*found, strict=True))
         weights, slower = weights[:, problems], slower[:, problems]
+        found = [_beside(np, [part.left_out(fold) for fold in folds]) for part in self._parts]
+        chosen = best_average(np, [logs for logs, _ in found], slower)
+        self._parts = [self._parts[each] for each in chosen]
+        logs, variances = _average(np, [found[each] for each in chosen])
         missed = np.where(np.isfinite(logs), logs - times[:, problems], 0.0)
         variance = float((weights * (missed - shared(np, missed, weights)) ** 2 / variances).sum() / weights.sum())
         logs = np.where(np.isfinite(slower), logs, np.inf)  # regrets elsewhere are not known
@@ -159,7 +166,7 @@ class SizeModel:
             left_out.append(math.expm1(slower[top[0], place]))
             gaps.append(float(column[slower[:, place].argmin()] - column[top[0]]))
         return Learnt(
-            parts,
+            tuple(each.part for each in self._parts),
             variance,
             usual=sum(left_out) / sum(scales),
             factor=quantile([regret / scale for regret, scale in zip(left_out, scales, strict=True)]),
@@ -168,12 +175,34 @@ class SizeModel:
         )
 
 
-def _learn_parts(data: Measured) -> tuple[LearntPart, ...]:
-    """Return the parts of a model; cores run several blocks at once in every second part, and one in the others."""
-    found = best_structures(data, _AVERAGED) if len(data.sizes) >= FEWEST else [Structure()]
-    parts = [learn_part(data, each, place, many_resident=place % 2 == 1) for place, each in enumerate(found)]
-    most = _ALIKE * min(error for _, error in parts)
-    return tuple(part for part, error in parts if error <= most)
+def _learn_parts(data: Measured) -> list[LearntPart]:
+    """Return parts that a model may be made of; cores run several blocks at once in every second one."""
+    found = best_structures(data, _STRUCTURES) if len(data.sizes) >= FEWEST else [Structure()]
+    residents = [blocks_at_once(data, structure) if place % 2 else () for place, structure in enumerate(found)]
+    return [learn_part(data, *each, place) for place, each in enumerate(zip(found, residents, strict=True))]
+
+
+def best_average(np: Any, predictions: Sequence[Any], slower: Any) -> list[int]:
+    """Return which predictions to average: they are added one at a time, as long as that lowers the regret."""
+    chosen, lowest, total = list[int](), math.inf, 0.0
+    while len(chosen) < _AVERAGED:
+        left = [each for each in range(len(predictions)) if each not in chosen]
+        errors = {each: _regret(np, (total + predictions[each]) / (len(chosen) + 1), slower) for each in left}
+        best = min(left, key=errors.__getitem__, default=None)
+        if best is None or (chosen and errors[best] >= lowest):
+            break
+        lowest, total = errors[best], total + predictions[best]
+        chosen.append(best)
+    return chosen
+
+
+def _regret(np: Any, logs: Any, slower: Any) -> float:
+    """Return the mean regret of choices near the fastest prediction; `slower` has logarithms of true slownesses."""
+    measured = np.isfinite(slower)
+    logs = np.where(measured & np.isfinite(logs), logs, _NEVER)
+    chances = np.exp((logs.min(0) - logs) / _NEAR_CHOICES)
+    regrets = np.expm1(np.where(measured, slower, 0.0))
+    return float(np.minimum((chances * regrets).sum(0) / chances.sum(0), _FAR).mean())
 
 
 def _varying(examples: Sequence[Example]) -> list[str]:
@@ -196,6 +225,12 @@ def _powers_of_two(np: Any, configs: Sequence[Mapping[str, Any]]) -> dict[str, A
         if len(set(map(str, values))) > 1 and all(type(v) is int and v > 0 and v & (v - 1) == 0 for v in values):
             found[name] = np.array(values, float)
     return dict(list(found.items())[:_AXES])
+
+
+def _beside(np: Any, predictions: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return predictions for several groups of problems as one, by configuration and problem."""
+    logs, variances = zip(*predictions, strict=True)
+    return np.concatenate(logs, 1), np.concatenate(variances, 1)
 
 
 def _average(np: Any, predictions: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
