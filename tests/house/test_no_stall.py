@@ -45,6 +45,8 @@ def test_a_dry_run_shows_every_number(bench, tmp_path):
     assert done.returncode == 0, done.stderr
     for name in bench.TARGETS:
         assert name in done.stdout
+    # Its numbers are never taken for those of a GPU.
+    assert [path.name for path in tmp_path.glob("*.json")] == ["no_stall_dry_run.json"]
     # The host may work in the turns of its own process: by a clock that it shares with nobody.
     spent = re.findall(r"^live: the host spent ([\d.]+) s on (?:forks|steps of loading)$", done.stdout, re.MULTILINE)
     assert sum(map(float, spent)) > 0, done.stdout
