@@ -85,6 +85,16 @@ def test_a_configuration_that_failed_is_no_choice_when_parts_are_compared():
     assert best_average(np, [wrong, right], slower) == [1]
 
 
+def test_parts_are_not_chosen_by_few_problems(monkeypatch):
+    pytest.importorskip("numpy")
+    calls = []
+    monkeypatch.setattr("tunebook.search._size_model.best_average", lambda *told: calls.append(told) or [0])
+    assert len(SizeModel(examples(39, 0), TILES, cores=CORES).learnt.parts) > 1
+    assert not calls
+    assert len(SizeModel(examples(40, 0), TILES, cores=CORES).learnt.parts) == 1
+    assert len(calls) == 1
+
+
 def split_s(m, n, lanes, vectors, rows):
     """Return the time of a made-up matmul in C: whole tiles are fast, the rest at the edges is slow."""
     columns = lanes * vectors
