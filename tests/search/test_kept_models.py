@@ -39,7 +39,7 @@ def record(n):
     return Record(Head(problem=problem, config=best, checksum="code-", origin="tuned"), Body(measurements=measured))
 
 
-ENTRIES = [record(round(20 * 1.2**step)) for step in range(24)]
+ENTRIES = [record(round(20 * 1.11**step)) for step in range(40)]
 ASKED = HERE._replace(call_key='{"n":333}')
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("numpy")
 
 CORES = 4
 SPACE = [{"block": 2**power, "way": way} for power in range(3, 11) for way in ("a", "b", "c")]
-TUNED = [round(24 * 1.25**step) for step in range(30)]
+TUNED = [round(24 * 1.2**step) for step in range(45)]
 UNSEEN = [round(1.1 * size) for size in TUNED[::3]]
 BEST = {"a": 1.0, "b": 1.1, "c": 1.3}
 
@@ -67,7 +67,7 @@ def test_of_more_sizes_than_a_model_learns_from_all_parts_are_learnt(tmp_path, m
     tuned = TUNED[1:]  # models are kept in memory by their entries: those of other tests have all
     for size in tuned:
         tb.tune(Bench(tmp_path).function, size)
-    monkeypatch.setattr(_prediction, "_MOST_PROBLEMS", 20)  # of 29
+    monkeypatch.setattr(_prediction, "_MOST_PROBLEMS", 20)  # of 44
     learnt, build = [], _prediction.SizeModel
 
     def watched(examples, *args, **options):
@@ -126,13 +126,13 @@ def test_explain_says_in_a_frozen_program_why_nothing_is_predicted(book, monkeyp
 
 
 def test_explain_says_how_many_sizes_a_bound_needs(tmp_path):
-    for size in TUNED[:16]:
+    for size in TUNED[:36]:
         tb.tune(Bench(tmp_path).function, size)
     said = str(predicting(tmp_path, regret_limit=1.0).function.explain(UNSEEN[3]))
-    assert "would tune now; predict: 16 tuned sizes, a bound needs 19" in said
-    for size in TUNED[16:19]:
+    assert "would tune now; predict: 36 tuned sizes, a bound needs 39" in said
+    for size in TUNED[36:39]:
         tb.tune(Bench(tmp_path).function, size)
-    assert "learnt from 19 tuned problems" in str(predicting(tmp_path, regret_limit=1.0).function.explain(UNSEEN[3]))
+    assert "learnt from 39 tuned problems" in str(predicting(tmp_path, regret_limit=1.0).function.explain(UNSEEN[3]))
 
 
 def test_explain_says_which_limit_a_bound_is_beyond(book):

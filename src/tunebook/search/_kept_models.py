@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LIMIT_BYTES: Final = 1_000_000  # a model of 700 problems takes about 10,000
 _MOST: Final = 100  # files: every tuned size makes another state, and the models of earlier states are not needed again
-_FORMAT: Final = 3  # of `Learnt`: models of another one are learnt again
+_FORMAT: Final = 4  # of `Learnt`: models of another one are learnt again
 _CLASSES: Final = classes_of([Learnt, LearntPart, Structure, Block])
 
 

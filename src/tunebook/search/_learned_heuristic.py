@@ -112,14 +112,17 @@ def _bound_text(held_out: float, constant: float, bound: float) -> str:
     return f"{known} No tree was better than one configuration."
 
 
-def quantile(values: Sequence[float]) -> float:
+def quantile(values: Sequence[float], *, higher: int = 0) -> float:
     """Return the value that a further one is at most in 95 % of cases; infinite if there are too few to say.
 
-    >>> quantile(range(1, 40)), quantile(range(10))
-    (38, inf)
+    `higher` takes the value that is so many places further up, or the largest one; it must be a higher one.
+
+    >>> quantile(range(1, 60)), quantile(range(1, 60), higher=2), quantile(range(1, 40), higher=2), quantile(range(18))
+    (57, 59, 39, inf)
     """
     place = math.ceil(COVERED * (len(values) + 1))
-    return sorted(values)[place - 1] if place <= len(values) else math.inf
+    needed = place + (higher > 0)
+    return sorted(values)[min(place + higher, len(values)) - 1] if needed <= len(values) else math.inf
 
 
 def _held_out(table: _Table, examples: Sequence[Example], depth: int) -> list[float]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._arrays.device_properties import cores_of
 from tunebook._base.errors import CodecError
 from tunebook._memo.answer_memo import BoundedDict
 from tunebook.search._kept_models import keep_model, kept_model, state_of_entries
-from tunebook.search._learned_heuristic import COVERED, Example, numbers_in, quantile, values_in
-from tunebook.search._size_model import SizeModel
+from tunebook.search._learned_heuristic import COVERED, Example, numbers_in, values_in
+from tunebook.search._size_model import BOUNDED_FROM, SizeModel
 from tunebook.search._warm_start import distance, times_of
 
 if TYPE_CHECKING:
@@ -39,8 +38,7 @@ class Prediction(NamedTuple):
 
     def __str__(self) -> str:
         if not math.isfinite(self.bound):
-            needed = next(many for many in count() if math.isfinite(quantile(range(many))))
-            few = f"{self.problems} tuned sizes, a bound needs {needed}" if self.problems < needed else ""
+            few = f"{self.problems} tuned sizes, a bound needs {BOUNDED_FROM}" if self.problems < BOUNDED_FROM else ""
             return few or f"no bound: {self.outside}"
         most = f"{'' if self.bound < _TINY else 'at most '}{_percent(self.bound)} in {COVERED:.0%} of such calls"
         expected = f"expected to be {_percent(self.regret)} slower than the best"
