@@ -12,9 +12,9 @@ from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Measurement
 from tunebook.search import _prediction, predict
-from tunebook.search._kept_models import _MOST, keep_model, kept_model, state_of_entries
+from tunebook.search._kept_models import _MOST, KeptModel, digests_of, keep_model, kept_model
 from tunebook.search._part_model import LearntPart
-from tunebook.search._size_model import Learnt, SizeModel
+from tunebook.search._size_model import BOUNDED_FROM, Learnt, SizeModel
 from tunebook.search._structures import Block, Structure
 
 pytest.importorskip("numpy")
@@ -29,12 +29,12 @@ def tiled_s(n, config):
     )
 
 
-def record(n):
+def record(n, seconds=tiled_s):
     facts = {"code": "code", "policy": "host-clock", "environment": ""}
     measured = [
-        Measurement(config=c, fingerprint=fingerprint_of(c), samples_s=(tiled_s(n, c),) * 3, **facts) for c in TILES
+        Measurement(config=c, fingerprint=fingerprint_of(c), samples_s=(seconds(n, c),) * 3, **facts) for c in TILES
     ]
-    best = min(TILES, key=lambda config: tiled_s(n, config))
+    best = min(TILES, key=lambda config: seconds(n, config))
     problem = HERE._replace(call_key=f'{{"n":{n}}}')
     return Record(Head(problem=problem, config=best, checksum="code-", origin="tuned"), Body(measurements=measured))
 
@@ -53,6 +53,7 @@ def as_another_process(monkeypatch):
     """Forget the models of this process; return whether a model is learnt from then on."""
     learnt, learn = [], SizeModel._learn
     monkeypatch.setattr(_prediction, "_LEARNT", {})
+    monkeypatch.setattr(_prediction, "_LATELY", {})
     monkeypatch.setattr(SizeModel, "_learn", lambda *given: learnt.append(1) or learn(*given))
     return learnt
 
@@ -66,14 +67,57 @@ def test_the_next_process_learns_nothing_and_answers_the_same(folder, monkeypatc
     assert not learnt
 
 
-def test_another_state_of_the_entries_is_learnt_anew(folder, monkeypatch):
-    as_another_process(monkeypatch)
-    predict(ENTRIES, ASKED)
-    edited = replace(ENTRIES[0].head, generation=7)
-    for entries in (ENTRIES[1:], [Record(edited, ENTRIES[0].body), *ENTRIES[1:]]):
+def edited(entry):
+    return Record(replace(entry.head, generation=entry.head.generation + 1), entry.body)
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_a_model_serves_until_an_eighth_of_the_entries_is_new_or_gone(folder, monkeypatch, same_process):
+    learnt = as_another_process(monkeypatch)
+    assert predict(ENTRIES, ASKED).problems == 40
+    later = [record(n) for n in (50, 150, 250, 350, 450, 550)]
+    nearly = [[*ENTRIES, *later[:5]], ENTRIES[4:], [*map(edited, ENTRIES[:2]), *ENTRIES[2:]]]
+    for entries in nearly:
+        learnt = learnt if same_process else as_another_process(monkeypatch)
+        learnt.clear()
+        found = predict(entries, ASKED)
+        assert not learnt
+        assert found.problems == len(entries)  # their times count, new or not
+    for entries in ([*ENTRIES, *later], ENTRIES[6:], [*map(edited, ENTRIES[:3]), *ENTRIES[3:]]):
         learnt = as_another_process(monkeypatch)
         predict(entries, ASKED)
         assert learnt
+
+
+def test_what_new_entries_say_is_told_at_once(folder, monkeypatch):
+    as_another_process(monkeypatch)
+    assert predict(ENTRIES, ASKED).config == {"block": 128, "way": "a"}
+    otherwise = [record(n, lambda n, c: tiled_s(n, c) * c["block"]) for n in (330, 331, 334, 335)]
+    assert predict([*ENTRIES, *otherwise], ASKED).config["block"] != 128
+
+
+def test_a_model_without_a_bound_is_learnt_anew_as_soon_as_there_may_be_one(folder, monkeypatch):
+    as_another_process(monkeypatch)
+    assert predict(ENTRIES[: BOUNDED_FROM - 1], ASKED).bound == math.inf
+    assert predict(ENTRIES[:BOUNDED_FROM], ASKED).bound < math.inf
+
+
+def test_what_was_learnt_about_other_configurations_or_sizes_is_not_used(folder, monkeypatch):
+    as_another_process(monkeypatch)
+    predict(ENTRIES, ASKED)
+    fewer = [Record(r.head, replace(r.body, measurements=r.body.measurements[:-1])) for r in ENTRIES]
+    learnt = as_another_process(monkeypatch)
+    predict(fewer, ASKED)
+    assert learnt
+
+
+def test_where_no_model_can_be_kept_a_process_uses_its_own(tmp_path, monkeypatch):
+    (tmp_path / "home").write_text("a file in place of the folder")
+    monkeypatch.setenv("TUNEBOOK_HOME", str(tmp_path / "home"))
+    learnt = as_another_process(monkeypatch)
+    predict(ENTRIES[1:], ASKED)
+    predict(ENTRIES, ASKED)
+    assert learnt == [1]
 
 
 @pytest.mark.parametrize("spoil", ["cut", "flipped", "empty", "other text", "a folder", "a pipe"])
@@ -107,18 +151,21 @@ def test_a_home_that_cannot_be_written_or_that_others_write_to_costs_time_alone(
 
 def test_only_the_latest_models_are_kept(folder):
     structure = Structure((Block(("A", "B"), 0, "launch"),), frozenset({1}), frozenset({(0, 2), (1, 2)}))
-    model = Learnt((LearntPart(structure, {"noise": 0.04}, (1, 2), 3e6),), 1.0)
-    for number in range(_MOST + 5):
-        keep_model(f"{number}", model)
-        os.utime(folder / f"{number}.json", (number, number))
+    learnt = Learnt(("n", "m"), ("one", "two"), (LearntPart(structure, {"noise": 0.04}, (1, 2), 3e6),), 1.0)
+    models = [KeptModel(frozenset({f"{number}"}), learnt) for number in range(_MOST + 5)]
+    for number, model in enumerate(models):
+        before = set(folder.iterdir()) if number else set()
+        keep_model(model)
+        (new,) = set(folder.iterdir()) - before
+        os.utime(new, (number, number))
     assert len(list(folder.iterdir())) == _MOST
-    assert kept_model("3") is None
-    assert kept_model(f"{_MOST + 4}") == model
+    assert kept_model(models[3].entries) is None
+    assert kept_model(models[-1].entries) == models[-1]
 
 
-def test_the_state_counts_entries_cores_and_device_but_not_their_order():
-    state = state_of_entries(ENTRIES, 4)
-    assert state == state_of_entries(reversed(ENTRIES), 4)
-    assert state != state_of_entries(ENTRIES, 8)
+def test_digests_follow_entries_cores_and_device_and_not_their_order():
+    digests = digests_of(ENTRIES, 4)
+    assert digests == digests_of(reversed(ENTRIES), 4)
     moved = [Record(replace(r.head, problem=r.problem._replace(device="other")), r.body) for r in ENTRIES]
-    assert state != state_of_entries(moved, 4)
+    for others in (digests_of(ENTRIES, 8), digests_of(moved, 4), digests_of(map(edited, ENTRIES), 4)):
+        assert digests.isdisjoint(others)

@@ -32,7 +32,7 @@ def spent_s(size, config):
 class Bench:
     """A tunable function on a fake clock, which knows the configurations that ran."""
 
-    def __init__(self, tmp_path, **options):
+    def __init__(self, tmp_path, space=SPACE, **options):
         self.clock, self.ran, self.events = FakeClock(), [], []
 
         def blocks(n, *, config):
@@ -41,7 +41,7 @@ class Bench:
             return n
 
         self.function = tb.tunable(
-            blocks, space=SPACE, name="blocks", store=tmp_path, tuner=fake_tuner(self.clock),
+            blocks, space=space, name="blocks", store=tmp_path, tuner=fake_tuner(self.clock),
             on_event=note_in(self.events), **options,
         )  # fmt: skip
 
@@ -265,6 +265,34 @@ def test_a_frozen_program_takes_the_prediction_too(book, monkeypatch):
 def test_where_nothing_may_be_guessed_the_call_is_tuned(book, tmp_path):
     bench = predicting(book, regret_limit=1.0, allow_heuristics=False)
     assert "would tune now" in str(bench.function.explain(UNSEEN[3]))
+
+
+def test_a_model_that_fails_is_a_warning_and_the_call_is_tuned(book, tmp_path, monkeypatch):
+    np = pytest.importorskip("numpy")
+
+    def solve(*_):
+        raise np.linalg.LinAlgError("Singular matrix")
+
+    monkeypatch.setattr(np.linalg, "solve", solve)
+    bench = predicting(shutil.copytree(book, tmp_path / "book"))
+    with pytest.warns(tb.TunebookWarning, match=r"LinAlgError: Singular matrix.*tuned instead"):
+        bench.function(UNSEEN[3])
+    assert len(bench.tried) == len(SPACE)
+
+
+def test_a_candidate_that_the_model_does_not_know_is_tried(book, tmp_path):
+    added = {"block": 48, "way": "a"}
+    policy = tb.AutotunePolicy(cache_miss_fallback="predict")
+    bench = Bench(shutil.copytree(book, tmp_path / "book"), space=[*SPACE, added], policy=policy)
+    bench.function(TUNED[-1] + 1)  # outside of the tuned sizes, so it is tuned
+    assert tuple(added.items()) in bench.tried
+    assert 9 <= len(bench.tried) <= 17
+
+
+def test_explain_says_that_no_other_size_of_such_a_call_is_tuned(book, tmp_path):
+    for folder, size in ((tmp_path, 100), (book, 100.5)):
+        said = str(predicting(folder).function.explain(size))
+        assert "would tune now; predict: no other size of such a call is tuned" in said
 
 
 def test_without_numpy_the_call_is_tuned_with_a_warning(tmp_path, monkeypatch):

@@ -127,6 +127,11 @@ class Record:
         return self._body
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether a budget ended the tuning that chose, so that the next one goes on."""
+        return self.head.origin == "tuned" and self.provenance.get("complete") is False
+
+    @property
     def provenance(self) -> Mapping[str, Json]:
         """The provenance, read without the measurements, which are most of a record: for walks over 100,000 records."""
         if self._body is None:

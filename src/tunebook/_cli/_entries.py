@@ -13,7 +13,7 @@ from tunebook._cli._filters import Filters, filters_of
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import Namespace, NotFound, Terminal, UsageError
 from tunebook._keys.call_key import in_short
-from tunebook._selection.recorded_decision import is_interrupted, is_unfinished, names_in, origin_of, verdict_of
+from tunebook._selection.recorded_decision import is_interrupted, names_in, origin_of, verdict_of
 from tunebook.stores import problem_id
 from tunebook.stores._listing import newest
 
@@ -159,7 +159,7 @@ def entry_json(listed: Listed, record: Record | None) -> dict[str, Any]:
         head = record.head
         found |= {"call_key": parsed(head.problem.call_key), "config": plain(head.config)}
         found |= {"origin": origin_text(record), "environment": parsed(head.environment), "seconds": seconds_of(record)}
-        found |= {"complete": head.decided and not is_unfinished(record)}
+        found |= {"complete": head.decided and not record.is_unfinished}
     return found
 
 

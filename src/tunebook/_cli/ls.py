@@ -14,7 +14,6 @@ from tunebook._cli._entries import ID, KERNEL, SHORT_ID, decision_text, entry_js
 from tunebook._cli._filters import FILTERS, age_text, book_to_read, count_of, filters_of
 from tunebook._cli._terminal import TextColumn, count_text, wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
-from tunebook._selection.recorded_decision import is_unfinished
 from tunebook._tuning.progress import seconds_text
 from tunebook.stores._listing import Catalogue, newest
 
@@ -103,7 +102,7 @@ def _state(record: Record) -> str:
     """Return how an entry differs from the result of a finished tuning; its configuration says if it has no winner."""
     if not record.head.decided:
         return ""
-    return "unfinished" if is_unfinished(record) else record.head.origin.replace("tuned", "")
+    return "unfinished" if record.is_unfinished else record.head.origin.replace("tuned", "")
 
 
 def _summary(groups: Sequence[EntryGroup], terminal: Terminal) -> None:

@@ -19,7 +19,7 @@ from tunebook._cli._filters import FILTERS, book_to_read, filters_of, size_text
 from tunebook._cli._results import add_import, import_modules
 from tunebook._cli._terminal import TextColumn, count_text
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
-from tunebook._selection.recorded_decision import is_unfinished, why_undecided
+from tunebook._selection.recorded_decision import why_undecided
 from tunebook._selection.recording import live_kernel
 from tunebook._tuning.progress import day_text
 from tunebook.stores import PackStore, problem_id, write_pack
@@ -139,7 +139,7 @@ def _why_not(record: Record, code: dict[str, tuple[str, str]], *, unfinished: bo
     # An entry without a checksum is from another tool or from hand: the owner of the book vouches for it.
     if head.checksum and head.checksum.partition("-")[0] != current:
         return other
-    if not unfinished and is_unfinished(record):
+    if not unfinished and record.is_unfinished:
         return "the budget ended the tuning; --unfinished packs it too"
     return ""
 

@@ -18,7 +18,6 @@ from tunebook._selection.recorded_decision import (
     beside_heuristic,
     gain_of,
     heuristic_among,
-    is_unfinished,
     measured_for_choice,
     names_in,
     verdict_of,
@@ -67,7 +66,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     pairs += [("call" if i == 0 else "", line) for i, line in enumerate(spell_out(head.problem.call_key))]
     failed = any(m.failure is not None for m in measured_for_choice(record.body))
     tuning = _tuning(facts, "tried" if failed else "measured")
-    going_on = "; unfinished: the next tuning goes on" if head.decided and is_unfinished(record) else ""
+    going_on = "; unfinished: the next tuning goes on" if head.decided and record.is_unfinished else ""
     pairs += [("config", decision_text(record)), ("origin", f"{origin_text(record)}{tuning}{going_on}")]
     verdict = verdict_of(record)
     if verdict is not None and (beside := beside_heuristic(record, verdict, measured_for_choice(record.body))):

@@ -22,7 +22,7 @@ from tunebook._cli._entries import key_text, named
 from tunebook._cli._filters import Filters, open_book
 from tunebook._cli._results import add_import, find_modules_here, write_table
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
-from tunebook._selection.recorded_decision import is_interrupted, is_unfinished
+from tunebook._selection.recorded_decision import is_interrupted
 from tunebook._selection.recording import saved_calls
 from tunebook._tuning.progress import seconds_text
 from tunebook.fleet import FarmReport, FarmResult, FarmStep, compile_recording, tune_recording
@@ -143,7 +143,7 @@ def _with_begun(report: FarmReport, store: Store) -> FarmReport:
     marked = []
     for result in report.results:
         record = store.get(result.tuned_as) if result.status == "new" else None
-        begun = record is not None and (is_unfinished(record) or is_interrupted(record))
+        begun = record is not None and (record.is_unfinished or is_interrupted(record))
         marked.append(result._replace(complete=not begun))
     return report._replace(results=tuple(marked))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar, get_args
 
 from tunebook._arrays.device_families import family_of
 from tunebook._arrays.device_properties import likeness
-from tunebook._base.config_codec import fingerprint_of
+from tunebook._base.config_codec import fingerprint, fingerprint_of
 from tunebook._base.errors import MissingDependency, warn_once
 from tunebook._base.vocabulary import Trust
 from tunebook._selection.recorded_decision import has_code
@@ -48,24 +48,33 @@ def sure_prediction(
 
 
 def why_unsure(book: EntryGuard[C], call: Call[C], reach: Trust, regret_limit: float) -> str:
-    """Return why no prediction answers a call, as the end of a sentence; "" if one does, or nothing can be learnt."""
+    """Return why no prediction answers a call, as the end of a sentence; "" if one does, or none is asked for."""
     found = list(_predictions(book, call, _ORDER[: _ORDER.index(reach) + 1]))
-    if not found or any(each.prediction.bound <= regret_limit for each in found):
+    if call.kernel.table is not None or any(each.prediction.bound <= regret_limit for each in found):
         return ""
+    if not found:
+        return "; predict: no other size of such a call is tuned"
     said = found[0].prediction
     limit = f"; policy.regret_limit is {regret_limit:g}" if math.isfinite(said.bound) else ""
     return f"; predict: {said}{limit}"
 
 
 def worth_trying(book: EntryGuard[C], call: Call[C], candidates: Sequence[C]) -> Sequence[C]:
-    """Return the candidates that a model of times calls worth trying; all candidates while there is no model."""
+    """Return the candidates that a model of times calls worth trying, and those that it knows too little about.
+
+    All candidates while there is no model.
+    """
     most: TrustedPrediction[C] | None = None
     for each in _predictions(book, call, _ALIKE):
         if most is None or each.prediction.problems > most.prediction.problems:
             most = each
         if most.prediction.problems >= FEWEST:
             break
-    return candidates if most is None else [config for config in most.candidates if config in candidates] or candidates
+    if most is None:
+        return candidates
+    own = {fingerprint(config): config for config in candidates}
+    likeliest = [key for config in most.candidates if (key := fingerprint(config)) in own]
+    return [own[key] for key in dict.fromkeys([*likeliest, *(key for key in own if key not in most.prediction.known)])]
 
 
 def _predictions(book: EntryGuard[C], call: Call[C], rungs: Collection[Trust]) -> Iterator[TrustedPrediction[C]]:
@@ -84,6 +93,14 @@ def _predictions(book: EntryGuard[C], call: Call[C], rungs: Collection[Trust]) -
             found = predict(records, call.problem._replace(device=device), among)
         except MissingDependency as error:
             warn_once("predict", call.problem.op, f"{call.problem.op}: {error}. Its calls are tuned instead")
+            return
+        except (
+            ArithmeticError,
+            LookupError,
+            ValueError,
+        ) as error:  # of its arithmetic; a singular matrix is a ValueError
+            failed = f"{call.problem.op}: the model of its times failed ({type(error).__name__}: {error})"
+            warn_once("predict", call.problem.op, f"{failed}. Its calls are tuned instead")
             return
         if found is not None:
             yield TrustedPrediction(

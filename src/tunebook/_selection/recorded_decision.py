@@ -266,11 +266,6 @@ def disturbances_of(body: Body) -> tuple[str, ...]:
     return tuple(map(str, reasons)) if isinstance(reasons, list) else ()
 
 
-def is_unfinished(record: Record) -> bool:
-    """Return whether a budget ended the tuning that chose, so that the next one goes on."""
-    return record.head.origin == "tuned" and record.provenance.get("complete") is False
-
-
 def is_finished(body: Body) -> bool:
     """Return whether no budget cut the tuning that chose short, and nothing disturbed it."""
     return body.provenance.get("complete") is not False and not disturbances_of(body)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from tunebook._base.config_codec import TAG, decode
 from tunebook._base.errors import CodecError, DefinitionError
+from tunebook.search._key_numbers import numbers_in
 from tunebook.search._warm_start import times_of
 
 if TYPE_CHECKING:
@@ -31,10 +32,14 @@ COVERED: Final = 0.95  # the part of problems in which a regret is within its bo
 
 
 class Example(NamedTuple):
-    """One problem: its sizes by their Python expression, and seconds by configuration, as a key of `configs`."""
+    """One problem: its sizes by their Python expression, and seconds by configuration, as a key of `configs`.
+
+    It is `whole` if no configuration that may be the best is missing: then regrets there can be known.
+    """
 
     sizes: Mapping[str, float]
     seconds: Mapping[str, float]
+    whole: bool = True
 
 
 class Split(NamedTuple):
@@ -141,10 +146,12 @@ def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int =
     devices: set[str] = set()
     for record in records:
         try:
-            times, sizes = times_of(record), dict(numbers_in(json.loads(record.problem.call_key)))
+            times, numbers = times_of(record), numbers_in(json.loads(record.problem.call_key))
         except (CodecError, ValueError, RecursionError):
             continue  # damaged, or the key of a key_builder
         seconds = {fp: s for fp, s in times.seconds.items() if math.isfinite(s)}
+        # A heuristic is called by names, and knows nothing of the containers that they stand for.
+        sizes = {name: number for name, number in numbers.items() if name.partition(".")[0].isidentifier()}
         if seconds and sizes:
             devices.add(record.problem.device)
             examples.append(Example(sizes, seconds))
@@ -169,21 +176,6 @@ def values_in(encoded: Json) -> Mapping[str, Any]:
     inside = encoded.get("v") if isinstance(encoded, dict) and encoded.get(TAG) == "custom" else None
     found = decode(encoded if inside is None else inside)
     return found if isinstance(found, dict) else {"config": found}
-
-
-def numbers_in(arguments: Any) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a call key, by the expression for them in the kernel's body."""
-    for argument, value in arguments.items() if isinstance(arguments, dict) else ():
-        parts = value.get("$array") if isinstance(value, dict) else None
-        if isinstance(parts, list) and len(parts) > 2 and isinstance(parts[2], list):
-            for at, size in enumerate(parts[2]):
-                number = int(size[1:]) if isinstance(size, str) and size[1:].isdigit() else size
-                if type(number) is int:
-                    yield f"{argument}.shape[{at}]", float(number)
-        else:
-            number = value.get("$bucket") if isinstance(value, dict) else value
-            if number is not None and type(number) in (int, float):
-                yield argument, float(number)
 
 
 class _Table(NamedTuple):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._arrays.device_properties import cores_of
 from tunebook._base.errors import CodecError
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._memo.answer_memo import BoundedDict
-from tunebook.search._kept_models import keep_model, kept_model, state_of_entries
-from tunebook.search._learned_heuristic import COVERED, Example, numbers_in, values_in
-from tunebook.search._size_model import BOUNDED_FROM, SizeModel
-from tunebook.search._warm_start import distance, times_of
+from tunebook.search._kept_models import KeptModel, digests_of, keep_model, kept_model
+from tunebook.search._key_numbers import kind_and_sizes
+from tunebook.search._learned_heuristic import COVERED, Example, values_in
+from tunebook.search._size_model import BOUNDED_FROM, FEWEST, SizeModel, modelled
+from tunebook.search._warm_start import times_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,9 +27,10 @@ if TYPE_CHECKING:
 class Prediction(NamedTuple):
     """A configuration for sizes that were not tuned; it should be `regret` slower than the best, where 0.01 is 1 %.
 
-    The regret is at most `bound` in 95 of 100 problems like those that the model was learnt from; infinite if these are
-    too few to say, or if a size is outside of theirs: `outside` then says which. `worth_trying` has the configurations
-    that may be the best, the likeliest first.
+    The regret is at most `bound` in 95 of 100 problems like those that the model was learnt from; infinite if too few
+    of the `problems` are `judges` of choices, or if a size is outside of theirs: `outside` then says which.
+    `worth_trying` has the configurations that may be the best, the likeliest first. Of configurations whose
+    fingerprints are not `known`, the model knows too little.
     """
 
     config: Json
@@ -34,15 +38,20 @@ class Prediction(NamedTuple):
     bound: float
     worth_trying: tuple[Json, ...]
     problems: int
+    judges: int
+    known: frozenset[str]
     outside: str = ""
 
     def __str__(self) -> str:
-        if not math.isfinite(self.bound):
-            few = f"{self.problems} tuned sizes, a bound needs {BOUNDED_FROM}" if self.problems < BOUNDED_FROM else ""
-            return few or f"no bound: {self.outside}"
-        most = f"{'' if self.bound < _TINY else 'at most '}{_percent(self.bound)} in {COVERED:.0%} of such calls"
-        expected = f"expected to be {_percent(self.regret)} slower than the best"
-        return f"{expected}, {most}; learnt from {self.problems} tuned problems"
+        if math.isfinite(self.bound):
+            most = f"{'' if self.bound < _TINY else 'at most '}{_percent(self.bound)} in {COVERED:.0%} of such calls"
+            expected = f"expected to be {_percent(self.regret)} slower than the best"
+            return f"{expected}, {most}; learnt from {self.problems} tuned problems"
+        if self.judges >= BOUNDED_FROM:
+            return f"no bound: {self.outside}"
+        tuned = f"{self.problems} tuned size{'s' * (self.problems != 1)}"
+        fewer = "" if self.judges in {0, self.problems} else f" ({self.judges} of them show how good a choice is)"
+        return f"{tuned}{fewer}, a bound needs {BOUNDED_FROM}"
 
 
 def _percent(part: float) -> str:
@@ -50,16 +59,40 @@ def _percent(part: float) -> str:
 
 
 class _BookModel(NamedTuple):
+    """A model of the times of `records`, all configurations that were measured, and the fingerprints of the known ones.
+
+    `kept` is the same model as it is kept on disk.
+    """
+
     model: SizeModel | None
     configs: Mapping[str, Json]
+    known: frozenset[str]
+    records: Sequence[Record]
+    kept: KeptModel | None = None
 
 
 # At most so many are learnt from, in 6 s for 72 configurations: more were never tried.
 _MOST_PROBLEMS: Final = 700
 _MOST_CONFIGS: Final = 100
 _TINY: Final = 0.001  # smaller parts would be printed as 0.0%
-# A model is learnt once for all calls of a process, until the book has other entries: that takes seconds.
-_LEARNT: Final[BoundedDict[str, _BookModel]] = BoundedDict(16)
+# By the digests of the entries; and by the identities of records, because a book lists the same ones for a while, and
+# to read 1500 of them for their digests takes longer than a prediction.
+_LEARNT: Final[BoundedDict[frozenset[str], _BookModel]] = BoundedDict(16)
+_LATELY: Final[BoundedDict[tuple[int, ...], _BookModel]] = BoundedDict(16)
+
+
+class _Learning:
+    """One thread learns at a time: the others most likely wait for the same model, and for the interpreter."""
+
+    lock = InterruptSafeLock()
+
+    @classmethod
+    def renew(cls) -> None:
+        """Take a new lock, in a forked child."""
+        cls.lock = InterruptSafeLock()
+
+
+os.register_at_fork(after_in_child=_Learning.renew)
 
 
 def predict(
@@ -71,60 +104,69 @@ def predict(
 
     `among` returns the fingerprints of the configurations that may be chosen. None if nothing comparable was measured.
     """
-    used = [r for r in records if r.problem.device == problem.device and _is_comparable(r, problem)]
-    state = state_of_entries(used, cores_of(problem.device))
-    learnt = _LEARNT.get(state)
-    if learnt is None:
-        learnt = _LEARNT[state] = _learn(used, state)
-    sizes = _sizes_of(problem)
-    if learnt.model is None or not all(size > 0 for size in sizes.values()):
+    kind, sizes = kind_and_sizes(problem.call_key)
+    used = [r for r in records if r.problem.device == problem.device and _has_kind(r, kind)]
+    if not used or not sizes:
+        return None
+    learnt = _learnt_from(used, cores_of(problem.device))
+    if learnt.model is None:
         return None
     found = learnt.model.predict(sizes, None if among is None else among(learnt.configs))
     if not found.keys:
         return None
-    worth = tuple(learnt.configs[key] for key in found.keys)
-    return Prediction(worth[0], found.regret, found.bound, worth, learnt.model.problems, found.outside)
+    worth, model = tuple(learnt.configs[key] for key in found.keys), learnt.model
+    judges = len(model.learnt.left_out)
+    return Prediction(
+        worth[0], found.regret, found.bound, worth, model.problems, judges, learnt.known, found.outside
+    )  # fmt: skip
 
 
-def _sizes_of(problem: Problem) -> dict[str, float]:
-    """Return the sizes in a call key; empty for the key of a key_builder, which may have any form."""
-    try:
-        return dict(numbers_in(json.loads(problem.call_key)))
-    except (ValueError, RecursionError):
-        return {}
+def _has_kind(record: Record, kind: str) -> bool:
+    return record.head.decided and kind_and_sizes(record.problem.call_key)[0] == kind
 
 
-def _is_comparable(record: Record, problem: Problem) -> bool:
-    return record.head.decided and math.isfinite(distance(record.problem.call_key, problem.call_key))
+def _learnt_from(records: Sequence[Record], cores: int) -> _BookModel:
+    same = tuple(map(id, records))  # the model holds its records, so that no other object gets their identities
+    if same not in _LATELY:
+        with _Learning.lock:
+            entries = digests_of(records, cores)
+            if entries not in _LEARNT:
+                _LEARNT[entries] = _learn(records, entries, cores)
+            _LATELY[same] = _LEARNT[entries]._replace(records=records)
+    return _LATELY[same]
 
 
-def _learn(records: Sequence[Record], state: str) -> _BookModel:
+def _learn(records: Sequence[Record], entries: frozenset[str], cores: int) -> _BookModel:
     examples: list[Example] = []
     configs: dict[str, Json] = {}
     failed: set[str] = set()
     ordered = sorted(records, key=lambda r: r.problem.call_key)
     many = min(len(ordered), _MOST_PROBLEMS)
     for record in (ordered[at * len(ordered) // many] for at in range(many)):
-        sizes = _sizes_of(record.problem)
         try:
             times = times_of(record)
         except CodecError:
             continue  # its second line is damaged
         seconds = {key: s for key, s in times.seconds.items() if math.isfinite(s)}
-        if len(seconds) > 1 and sizes:
-            examples.append(Example(sizes, seconds))
+        if seconds:
+            whole = len(seconds) > 1 and not record.is_unfinished
+            examples.append(Example(kind_and_sizes(record.problem.call_key)[1], seconds, whole))
             configs |= {key: times.configs[key] for key in seconds}
             failed |= times.failed  # may fail at other sizes too
+    tried = Counter(key for example in examples for key in example.seconds)
+    known = frozenset(key for key in configs if tried[key] >= min(FEWEST, len(examples) / 2)) | failed
     best = {key: min(_slowness(key, example) for example in examples) for key in configs if key not in failed}
     kept = sorted(best, key=best.__getitem__)[:_MOST_CONFIGS]
     values: dict[str, Mapping[str, Any]] = {key: values_in(configs[key]) for key in kept}
-    if not values:
-        return _BookModel(None, configs)
-    known = kept_model(state)
-    model = SizeModel(examples, values, cores=cores_of(records[0].problem.device), learnt=known)
-    if known is None:
-        keep_model(state, model.learnt)
-    return _BookModel(model if model.keys else None, configs)
+    if not modelled(examples, values):
+        return _BookModel(None, configs, known, records)
+    near = (each.kept for each in _LEARNT.values() if each.kept is not None and each.kept.is_near(entries))
+    kept_one = next(near, None) or kept_model(entries)
+    model = SizeModel(examples, values, cores=cores, learnt=None if kept_one is None else kept_one.learnt)
+    if kept_one is None or model.learnt is not kept_one.learnt:
+        kept_one = KeptModel(entries, model.learnt)
+        keep_model(kept_one)
+    return _BookModel(model, configs, known, records, kept_one)
 
 
 def _slowness(key: str, example: Example) -> float:

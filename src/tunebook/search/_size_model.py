@@ -12,15 +12,17 @@ are chosen by the same problems. `bench/predict.py` measures for how many other 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._base.errors import require
+from tunebook._base.errors import DefinitionError, require
 from tunebook.search._learned_heuristic import quantile
 from tunebook.search._local_process import shared
 from tunebook.search._part_model import LearntPart, PartModel, blocks_at_once, learn_part
 from tunebook.search._structure_search import best_structures
 from tunebook.search._structures import Measured, Structure
+from tunebook.search._tuned_sizes import TunedSizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,9 +51,9 @@ _LEFT_OUT: Final = 32  # problems of each fold, at most
 _DRAWS: Final = 256
 _LEAST_SCALE: Final = 1e-3  # regrets below this are noise
 # Structures, scales and parts are chosen by the same problems as the bound, so regrets there are too small: the bound
-# is two problems above the quantile. Where the model is surest, its regrets are farther from those that it believes in:
-# a part of the usual regret is added everywhere. Without both, bounds within 3 % by 40 and 80 sizes held for 86 to 96 %
-# instead of 92 to 100 % (four Triton kernels, twelve draws of sizes each).
+# is two problems above the quantile. Where the model is surest, it believes in far too small regrets: a part of the
+# usual regret is added everywhere. Without both, bounds within 3 % by 40 and 80 sizes held for 86 to 96 % instead of 92
+# to 100 % (four Triton kernels, twelve draws of sizes each).
 _HIGHER: Final = 2
 _NEVER_SURER: Final = 0.25
 BOUNDED_FROM: Final = next(many for many in count() if math.isfinite(quantile(range(many), higher=_HIGHER)))  # problems
@@ -72,10 +74,12 @@ class Predicted(NamedTuple):
 class Learnt(NamedTuple):
     """The part of a model that takes long to learn: its parts, and how far to believe them.
 
-    `left_out` has the regrets on problems that a model was not learnt from. The bound is `factor` times the regret that
-    the model believes in and `least`.
+    `names` and `keys` are the sizes and the configurations that it is about. `left_out` has the regrets on problems
+    that a model was not learnt from. The bound is `factor` times the regret that the model believes in and `least`.
     """
 
+    names: tuple[str, ...]
+    keys: tuple[str, ...]
     parts: tuple[LearntPart, ...]
     variance: float = 1.0
     usual: float = 1.0
@@ -89,8 +93,8 @@ class SizeModel:
     """Predicts how fast configurations are at sizes, from problems where they were measured.
 
     `configs` has the values of each configuration, by the keys of the examples' `seconds`. `cores` is the number of
-    blocks that the device runs side by side, or 1 if that is unknown. `learnt` is known from another model of the same
-    data.
+    blocks that the device runs side by side, or 1 if that is unknown. `learnt` is known from another model of nearly
+    the same data; it is not used if it is about other sizes or configurations.
     """
 
     def __init__(
@@ -102,26 +106,31 @@ class SizeModel:
         learnt: Learnt | None = None,
     ) -> None:
         self._np = np = require("numpy", feature="a prediction for sizes that were never tuned")
-        # A configuration is predicted only if half of the problems measured it.
-        many = {key: sum(key in example.seconds for example in examples) for key in configs}
-        self.keys: Final = [key for key in configs if 2 * many[key] >= len(examples) and many[key]]
+        self.keys: Final = modelled(examples, configs)
+        examples = [example for example in examples if not example.seconds.keys().isdisjoint(self.keys)]
+        if not examples:
+            raise DefinitionError(
+                "no configuration was measured at half of the problems: there is nothing to learn from"
+            )
         self.problems: Final = len(examples)
         self._names = _varying(examples)
-        named = [name for name in examples[0].sizes if all(name in e.sizes for e in examples)]
-        self._tuned = {
-            name: (min(e.sizes[name] for e in examples), max(e.sizes[name] for e in examples)) for name in named
-        }
+        self._tuned: Final = TunedSizes(np, [example.sizes for example in examples])
+        self._whole = np.array([example.whole for example in examples])
         sizes = np.array([[e.sizes[name] for name in self._names] for e in examples]).reshape(len(examples), -1)
         times = np.array([[e.seconds.get(key, np.nan) for e in examples] for key in self.keys])
-        slower = np.log(times / np.nanmin(times, 0))
+        # Than the best of all measured configurations: the model cannot choose some of them.
+        slower = np.log(times / np.array([min(e.seconds.values()) for e in examples]))
         weights = np.where(np.isnan(slower), 0.0, np.exp(-slower / _NEAR) + _LEAST_WEIGHT)
         axes = _powers_of_two(np, [configs[key] for key in self.keys])
         self._data = data = Measured(
             np, axes, max(1, cores), sizes, np.where(np.isnan(times), np.nanmean(times), times), weights
         )
+        about = (tuple(self._names), tuple(self.keys))
+        if learnt is not None and (learnt.names, learnt.keys) != about:
+            learnt = None
         parts = _learn_parts(data) if learnt is None else learnt.parts
         self._parts = [PartModel(data, part) for part in parts]
-        self.learnt = learnt or self._learn(np.where(np.isnan(slower), np.inf, slower))
+        self.learnt = learnt or self._learn(np.where(np.isnan(slower), np.inf, slower), Learnt(*about, parts))
 
     def predict(self, sizes: Mapping[str, float], candidates: Iterable[str] | None = None) -> Predicted:
         """Return a choice for these sizes among the candidates, and the ones to try if it is not sure enough."""
@@ -135,16 +144,9 @@ class SizeModel:
             return Predicted([], math.inf, math.inf)
         scale, top = self._ranked(logs, variances, self.learnt.variance)
         worth = [int(c) for rank, c in enumerate(top) if rank < FEWEST or logs[c] - logs[top[0]] <= self.learnt.gap]
-        outside = self._outside(sizes)
+        outside = self._tuned.outside(sizes)
         bound = math.inf if outside else self.learnt.factor * (scale + self.learnt.least)
         return Predicted([self.keys[c] for c in worth], self.learnt.usual * scale, bound, outside)
-
-    def _outside(self, sizes: Mapping[str, float]) -> str:
-        """Return which size is beyond the tuned ones: the regrets of problems between them say nothing about it."""
-        for name, (low, high) in self._tuned.items():
-            if not low <= sizes.get(name, low) <= high:
-                return f"{name} is {sizes[name]:.10g}, and was tuned from {low:.10g} to {high:.10g}"
-        return ""
 
     def _ranked(self, logs: Any, variances: Any, variance: float) -> tuple[float, Any]:
         """Return the regret that the model believes in, and the fastest configurations in order."""
@@ -154,36 +156,40 @@ class SizeModel:
         drawn = logs[top] + draws * np.sqrt(variance * variances[top])
         return float((drawn[:, 0] - drawn.min(1)).mean()) + _LEAST_SCALE, top
 
-    def _learn(self, slower: Any) -> Learnt:
+    def _learn(self, slower: Any, begun: Learnt) -> Learnt:
         """Choose the parts, and learn from problems that are left out how large regrets are beside those expected."""
         np, weights, times = self._np, self._data.weights, self._np.log(self._data.times)
-        if self.problems < FEWEST:
-            return Learnt(tuple(each.part for each in self._parts))
-        apart = max(_FOLDS, -(-self.problems // _LEFT_OUT))
-        folds = [np.arange(fold, self.problems, apart) for fold in range(min(_FOLDS, self.problems))]
+        whole = np.flatnonzero(self._whole)
+        if len(whole) < FEWEST:
+            return begun
+        apart = max(_FOLDS, -(-len(whole) // _LEFT_OUT))
+        folds = [whole[fold::apart] for fold in range(min(_FOLDS, len(whole)))]
         problems = np.concatenate(folds)
         weights, slower = weights[:, problems], slower[:, problems]
         found = [_beside(np, [part.left_out(fold) for fold in folds]) for part in self._parts]
-        enough = self.problems >= _CHOSEN_FROM
+        enough = len(whole) >= _CHOSEN_FROM
         chosen = best_average(np, [logs for logs, _ in found], slower) if enough else range(len(found))[:_AVERAGED]
         self._parts = [self._parts[each] for each in chosen]
         logs, variances = _average(np, [found[each] for each in chosen])
         missed = np.where(np.isfinite(logs), logs - times[:, problems], 0.0)
         variance = float((weights * (missed - shared(np, missed, weights)) ** 2 / variances).sum() / weights.sum())
-        logs = np.where(np.isfinite(slower), logs, np.inf)  # regrets elsewhere are not known
         left_out: list[float] = []
         scales, gaps = [], []
         for place in range(len(problems)):
             column = logs[:, place]
             scale, top = self._ranked(column, variances[:, place], variance)
+            if not np.isfinite(slower[top[0], place]):
+                continue  # the choice was not measured there, so its regret is not known
             scales.append(scale)
             left_out.append(math.expm1(slower[top[0], place]))
             gaps.append(float(column[slower[:, place].argmin()] - column[top[0]]))
+        if not left_out:
+            return begun
         least = _NEVER_SURER * sum(left_out) / len(left_out)
         times_as_much = [regret / (scale + least) for regret, scale in zip(left_out, scales, strict=True)]
-        return Learnt(
-            tuple(each.part for each in self._parts),
-            variance,
+        return begun._replace(
+            parts=tuple(each.part for each in self._parts),
+            variance=variance,
             usual=sum(left_out) / sum(scales),
             factor=quantile(times_as_much, higher=_HIGHER),
             least=least,
@@ -192,11 +198,22 @@ class SizeModel:
         )
 
 
-def _learn_parts(data: Measured) -> list[LearntPart]:
+def modelled(examples: Sequence[Example], configs: Iterable[str]) -> list[str]:
+    """Return the configurations that can be predicted: measured at half of the problems, or at few and the best at one.
+
+    Tunings that trust a model measure few configurations: one that is the best at rare sizes must not be forgotten.
+    """
+    many = Counter(key for example in examples for key in example.seconds)
+    best = {min(example.seconds, key=example.seconds.__getitem__) for example in examples}
+    half = len(examples) / 2
+    return [key for key in configs if many[key] >= (min(half, FEWEST) if key in best else max(half, 1))]
+
+
+def _learn_parts(data: Measured) -> tuple[LearntPart, ...]:
     """Return parts that a model may be made of; cores run several blocks at once in every second one."""
     found = best_structures(data, _STRUCTURES) if len(data.sizes) >= FEWEST else [Structure()]
     residents = [blocks_at_once(data, structure) if place % 2 else () for place, structure in enumerate(found)]
-    return [learn_part(data, *each, place) for place, each in enumerate(zip(found, residents, strict=True))]
+    return tuple(learn_part(data, *each, place) for place, each in enumerate(zip(found, residents, strict=True)))
 
 
 def best_average(np: Any, predictions: Sequence[Any], slower: Any) -> list[int]:
