@@ -126,13 +126,13 @@ def test_explain_says_in_a_frozen_program_why_nothing_is_predicted(book, monkeyp
 
 
 def test_explain_says_how_many_sizes_a_bound_needs(tmp_path):
-    for size in TUNED[:36]:
+    for size in TUNED[:16]:
         tb.tune(Bench(tmp_path).function, size)
     said = str(predicting(tmp_path, regret_limit=1.0).function.explain(UNSEEN[3]))
-    assert "would tune now; predict: 36 tuned sizes, a bound needs 39" in said
-    for size in TUNED[36:39]:
+    assert "would tune now; predict: 16 tuned sizes, a bound needs 19" in said
+    for size in TUNED[16:19]:
         tb.tune(Bench(tmp_path).function, size)
-    assert "learnt from 39 tuned problems" in str(predicting(tmp_path, regret_limit=1.0).function.explain(UNSEEN[3]))
+    assert "learnt from 19 tuned problems" in str(predicting(tmp_path, regret_limit=1.0).function.explain(UNSEEN[3]))
 
 
 def test_explain_says_which_limit_a_bound_is_beyond(book):

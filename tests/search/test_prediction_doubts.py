@@ -146,9 +146,9 @@ def test_entries_of_tunings_that_a_budget_ended_do_not_judge_choices():
     found = predict(cut, asked({"n": 333}))
     assert found.bound == math.inf
     assert str(found) == f"{len(STEPS)} tuned sizes, a bound needs {BOUNDED_FROM}"
-    some = predict([*cut[:20], *map(sized, STEPS[20:])], asked({"n": 800}))
+    some = predict([*cut[:35], *map(sized, STEPS[35:])], asked({"n": 1500}))
     assert some.bound == math.inf
-    assert f"{len(STEPS)} tuned sizes ({len(STEPS) - 20} of them show how good a choice is), a bound" in str(some)
+    assert f"{len(STEPS)} tuned sizes ({len(STEPS) - 35} of them show how good a choice is), a bound" in str(some)
 
 
 def test_candidates_that_differ_from_size_to_size_are_no_error():

@@ -56,7 +56,8 @@ _LEAST_SCALE: Final = 1e-3  # regrets below this are noise
 # to 100 % (four Triton kernels, twelve draws of sizes each).
 _HIGHER: Final = 2
 _NEVER_SURER: Final = 0.25
-BOUNDED_FROM: Final = next(many for many in count() if math.isfinite(quantile(range(many), higher=_HIGHER)))  # problems
+_OF_FEW: Final = 2.0  # of so few problems that the quantile is the largest, the bound is so many times higher
+BOUNDED_FROM: Final = next(many for many in count() if math.isfinite(quantile(range(many))))  # problems
 
 
 class Predicted(NamedTuple):
@@ -191,7 +192,7 @@ class SizeModel:
             parts=tuple(each.part for each in self._parts),
             variance=variance,
             usual=sum(left_out) / sum(scales),
-            factor=quantile(times_as_much, higher=_HIGHER),
+            factor=min(quantile(times_as_much, higher=_HIGHER), _OF_FEW * quantile(times_as_much)),
             least=least,
             gap=quantile(gaps),
             left_out=tuple(left_out),
