@@ -127,13 +127,14 @@ def _has_kind(record: Record, kind: str) -> bool:
 
 def _learnt_from(records: Sequence[Record], cores: int) -> _BookModel:
     same = tuple(map(id, records))  # the model holds its records, so that no other object gets their identities
-    if same not in _LATELY:
+    found = _LATELY.get(same)
+    if found is None:
         with _Learning.lock:
             entries = digests_of(records, cores)
-            if entries not in _LEARNT:
-                _LEARNT[entries] = _learn(records, entries, cores)
-            _LATELY[same] = _LEARNT[entries]._replace(records=records)
-    return _LATELY[same]
+            learnt = _LEARNT.get(entries) or _learn(records, entries, cores)
+            _LEARNT[entries] = learnt
+        _LATELY[same] = found = learnt._replace(records=records)
+    return found
 
 
 def _learn(records: Sequence[Record], entries: frozenset[str], cores: int) -> _BookModel:
