@@ -56,7 +56,7 @@ _LEAST_SCALE: Final = 1e-3  # regrets below this are noise
 # to 100 % (four Triton kernels, twelve draws of sizes each).
 _HIGHER: Final = 2
 _NEVER_SURER: Final = 0.25
-_OF_FEW: Final = 2.0  # of so few problems that the quantile is the largest, the bound is so many times higher
+_OF_FEW: Final = 1.5  # of so few problems that the quantile is the largest, the bound is so many times higher
 BOUNDED_FROM: Final = next(many for many in count() if math.isfinite(quantile(range(many))))  # problems
 
 
