@@ -1,6 +1,7 @@
 """Models of times that are kept for the next process: the same answers, and never the answer of a damaged file."""
 
 import itertools
+import json
 import math
 import os
 from dataclasses import replace
@@ -11,10 +12,10 @@ import tunebook as tb
 from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Measurement
-from tunebook.search import _prediction, predict
+from tunebook.search import _prediction, _size_model, predict
 from tunebook.search._kept_models import _MOST, KeptModel, digests_of, keep_model, kept_model
 from tunebook.search._part_model import LearntPart
-from tunebook.search._size_model import BOUNDED_FROM, Learnt, SizeModel
+from tunebook.search._size_model import BOUNDED_FROM, Learnt
 from tunebook.search._structures import Block, Structure
 
 pytest.importorskip("numpy")
@@ -27,6 +28,10 @@ def tiled_s(n, config):
     return (
         1e-6 * (5 + math.ceil(n / config["block"]) * (1 + config["block"] / 40)) * (1.1 if config["way"] == "b" else 1)
     )
+
+
+def slower_s(n, config):
+    return 2 * tiled_s(n, config)
 
 
 def record(n, seconds=tiled_s):
@@ -51,10 +56,10 @@ def folder(tmp_path, monkeypatch):
 
 def as_another_process(monkeypatch):
     """Forget the models of this process; return whether a model is learnt from then on."""
-    learnt, learn = [], SizeModel._learn
+    learnt, learn = [], _size_model._learn_parts
     monkeypatch.setattr(_prediction, "_LEARNT", {})
     monkeypatch.setattr(_prediction, "_LATELY", {})
-    monkeypatch.setattr(SizeModel, "_learn", lambda *given: learnt.append(1) or learn(*given))
+    monkeypatch.setattr(_size_model, "_learn_parts", lambda *given: learnt.append(1) or learn(*given))
     return learnt
 
 
@@ -100,6 +105,14 @@ def test_a_model_without_a_bound_is_learnt_anew_as_soon_as_there_may_be_one(fold
     as_another_process(monkeypatch)
     assert predict(ENTRIES[::2][: BOUNDED_FROM - 1], ASKED).bound == math.inf
     assert predict(ENTRIES[::2][:BOUNDED_FROM], ASKED).bound < math.inf
+
+
+def test_a_model_without_a_bound_serves_as_long(folder, monkeypatch):
+    learnt = as_another_process(monkeypatch)
+    cut = [Record(r.head, replace(r.body, provenance={"complete": False})) for r in ENTRIES]
+    for many in range(36, 41):
+        assert predict(cut[:many], ASKED).bound == math.inf
+    assert learnt == [1]
 
 
 def test_what_was_learnt_about_other_configurations_or_sizes_is_not_used(folder, monkeypatch):
@@ -152,7 +165,7 @@ def test_a_home_that_cannot_be_written_or_that_others_write_to_costs_time_alone(
 def test_only_the_latest_models_are_kept(folder):
     structure = Structure((Block(("A", "B"), 0, "launch"),), frozenset({1}), frozenset({(0, 2), (1, 2)}))
     learnt = Learnt(("n", "m"), ("one", "two"), (LearntPart(structure, {"noise": 0.04}, (1, 2), 3e6),), 1.0)
-    models = [KeptModel(frozenset({f"{number}"}), learnt) for number in range(_MOST + 5)]
+    models = [KeptModel(frozenset({f"{number}"}), frozenset({"0"}), learnt) for number in range(_MOST + 5)]
     for number, model in enumerate(models):
         before = set(folder.iterdir()) if number else set()
         keep_model(model)
@@ -163,8 +176,10 @@ def test_only_the_latest_models_are_kept(folder):
     assert kept_model(models[-1].entries) == models[-1]
 
 
-def test_digests_follow_entries_cores_and_device_and_not_their_order():
+def test_digests_follow_entries_times_cores_and_device_and_not_their_order():
     digests = digests_of(ENTRIES, 4)
+    retimed = [Record(r.head, record(json.loads(r.problem.call_key)["n"], slower_s).body) for r in ENTRIES]
+    assert digests.isdisjoint(digests_of(retimed, 4))
     assert digests == digests_of(reversed(ENTRIES), 4)
     moved = [Record(replace(r.head, problem=r.problem._replace(device="other")), r.body) for r in ENTRIES]
     for others in (digests_of(ENTRIES, 8), digests_of(moved, 4), digests_of(map(edited, ENTRIES), 4)):

@@ -10,7 +10,7 @@ import tunebook as tb
 from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Failure, Measurement
-from tunebook.search import Example, SizeModel, _prediction
+from tunebook.search import Example, SizeModel, _prediction, _size_model
 from tunebook.search._key_numbers import kind_and_sizes
 from tunebook.search._prediction import predict
 from tunebook.search._size_model import BOUNDED_FROM
@@ -151,6 +151,45 @@ def test_entries_of_tunings_that_a_budget_ended_do_not_judge_choices():
     assert f"{len(STEPS)} tuned sizes ({len(STEPS) - 35} of them show how good a choice is), a bound" in str(some)
 
 
+def test_a_bound_rests_on_all_present_entries():
+    """The parts of a model may be learnt from former entries."""
+    before = predict([*map(sized, STEPS)], asked({"n": 333}))
+    chosen = before.config
+    refuted = [
+        record(json.dumps({"n": n}), lambda c, n=n: tiled_s(n, c) * (5 if c == chosen else 1))
+        for n in range(300, 370, 12)
+    ]
+    after = predict([*map(sized, STEPS), *refuted], asked({"n": 390}))
+    assert before.bound < 0.01
+    assert after.bound > 0.1
+
+
+def test_a_candidate_that_was_tried_at_other_sizes_alone_is_tried_and_there_is_no_bound():
+    late = {"block": 1024, "way": "a"}
+    entries = [*map(sized, STEPS), *(sized(n, [*TILES, late]) for n in range(25, 65, 5))]
+    listed = [fingerprint_of(config) for config in (*TILES, late)]
+    near, far = (predict(entries, asked({"n": n}), listed=listed) for n in (42, 1500))
+    assert math.isfinite(near.bound)
+    assert near.also == ()
+    assert far.bound == math.inf
+    assert far.also == (fingerprint_of(late),)
+    assert str(far) == "no bound: 1 candidate was never tried near these sizes"
+
+
+def test_a_candidate_that_fails_at_some_sizes_and_works_at_others_is_tried_wherever_a_call_is_tuned():
+    moody = {"block": 1024, "way": "a"}
+    failure = Failure("launch", "too small")
+    failed = Measurement(
+        config=moody, fingerprint=fingerprint_of(moody), samples_s=(), code="code", policy="host-clock", environment="",
+        failure=failure,
+    )  # fmt: skip
+    small = [sized(n) for n in STEPS[:20]]
+    entries = [Record(r.head, Body(measurements=(*r.body.measurements, failed))) for r in small]
+    entries += [sized(n, [*TILES, moody]) for n in STEPS[20:]]
+    listed = [fingerprint_of(config) for config in (*TILES, moody)]
+    assert predict(entries, asked({"n": 1500}), listed=listed).also == (fingerprint_of(moody),)
+
+
 def test_candidates_that_differ_from_size_to_size_are_no_error():
     entries = [
         record(json.dumps({"n": n}), lambda c, n=n: tiled_s(n, c), [{"block": n // 2, "way": "a"}]) for n in STEPS
@@ -178,8 +217,8 @@ def test_threads_that_ask_at_once_learn_once(monkeypatch, tmp_path):
     monkeypatch.setenv("TUNEBOOK_HOME", str(tmp_path))
     monkeypatch.setattr(_prediction, "_LEARNT", {})
     monkeypatch.setattr(_prediction, "_LATELY", {})
-    learnt, learn, found = [], SizeModel._learn, []
-    monkeypatch.setattr(SizeModel, "_learn", lambda *given: learnt.append(1) or learn(*given))
+    learnt, learn, found = [], _size_model._learn_parts, []
+    monkeypatch.setattr(_size_model, "_learn_parts", lambda *given: learnt.append(1) or learn(*given))
     entries, begin = [*map(sized, STEPS)], threading.Barrier(4)
 
     def ask():

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar, get_args
 
 from tunebook._arrays.device_families import family_of
 from tunebook._arrays.device_properties import likeness
-from tunebook._base.config_codec import fingerprint, fingerprint_of
-from tunebook._base.errors import MissingDependency, warn_once
+from tunebook._base.config_codec import fingerprint_of
+from tunebook._base.errors import CodecError, MissingDependency, warn_once
 from tunebook._base.vocabulary import Trust
 from tunebook._selection.recorded_decision import has_code
+from tunebook._space.space import Space
+from tunebook._tuning.plan import RACED_WHOLE
 from tunebook.search._prediction import Prediction, predict
 from tunebook.search._size_model import FEWEST
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json
@@ -72,40 +75,54 @@ def worth_trying(book: EntryGuard[C], call: Call[C], candidates: Sequence[C]) ->
             break
     if most is None:
         return candidates
-    own = {fingerprint(config): config for config in candidates}
-    likeliest = [key for config in most.candidates if (key := fingerprint(config)) in own]
-    return [own[key] for key in dict.fromkeys([*likeliest, *(key for key in own if key not in most.prediction.known)])]
+    own = _by_fingerprint(book, candidates)
+    likeliest = _by_fingerprint(book, most.candidates)
+    return [own[key] for key in dict.fromkeys([*likeliest, *most.prediction.also]) if key in own]
 
 
 def _predictions(book: EntryGuard[C], call: Call[C], rungs: Collection[Trust]) -> Iterator[TrustedPrediction[C]]:
     """Yield predictions for a call, by the most trusted entries first; none for a table of the author's."""
+    listed: dict[str, C] = {}
     before: list[Record] = []
     for rung, device, reason, records in _groups(book, call) if call.kernel.table is None else ():
         if rung not in rungs or not records or records == before:
             continue
-        before, members = records, dict[str, C]()
+        before, listed, members = records, listed or _listed(book, call), dict[str, C]()
 
-        def among(configs: Mapping[str, Json], members: dict[str, C] = members) -> dict[str, C]:
-            members.update(book.members(call, configs))
+        def among(
+            configs: Mapping[str, Json], members: dict[str, C] = members, own: dict[str, C] = listed
+        ) -> dict[str, C]:
+            members.update(own or book.members(call, configs))
             return members
 
         try:
-            found = predict(records, call.problem._replace(device=device), among)
+            found = predict(records, call.problem._replace(device=device), among, listed)
         except MissingDependency as error:
             warn_once("predict", call.problem.op, f"{call.problem.op}: {error}. Its calls are tuned instead")
             return
-        except (
-            ArithmeticError,
-            LookupError,
-            ValueError,
-        ) as error:  # of its arithmetic; a singular matrix is a ValueError
+        except (ArithmeticError, LookupError, ValueError) as error:  # a singular matrix is a ValueError
             failed = f"{call.problem.op}: the model of its times failed ({type(error).__name__}: {error})"
             warn_once("predict", call.problem.op, f"{failed}. Its calls are tuned instead")
             return
         if found is not None:
-            yield TrustedPrediction(
-                [members[fingerprint_of(config)] for config in found.worth_trying], found, rung, reason
-            )
+            chosen = [members[fingerprint_of(config)] for config in found.worth_trying]
+            yield TrustedPrediction(chosen, found, rung, reason)
+
+
+def _listed(book: EntryGuard[C], call: Call[C]) -> dict[str, C]:
+    """Return all candidates by fingerprint; empty if they are searched."""
+    candidates, heuristic = call.kernel.candidates(call.inv), call.kernel.heuristic(call.inv)
+    if isinstance(candidates, Space) and candidates.size > RACED_WHOLE:
+        return {}
+    return _by_fingerprint(book, [*candidates, *([] if heuristic is None else [heuristic])])
+
+
+def _by_fingerprint(book: EntryGuard[C], configs: Iterable[C]) -> dict[str, C]:
+    found = {}
+    for config in configs:
+        with suppress(CodecError):  # it cannot be in the book
+            found[fingerprint_of(book.persistent.encode(config))] = config
+    return found
 
 
 def _groups(book: EntryGuard[C], call: Call[C]) -> Iterator[tuple[Trust, str, str, list[Record]]]:

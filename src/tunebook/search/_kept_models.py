@@ -2,15 +2,14 @@
 
 <root>/models/<state>.json    a learnt model, and the digests of its entries; their state gives the name
 
-Every size that is tuned makes another state. A model whose entries are nearly the same is used again, with the times of
-all present entries: else each new size would cost seconds. A folder that cannot be read or written costs that time, and
-never a call.
+Every size that is tuned makes another state. The parts of a model whose entries are nearly the same are used again, and
+only how far to believe them is learnt anew: else each new size would cost seconds. A folder that cannot be read or
+written costs that time, and never a call.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -30,23 +29,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Json
 
 _LIMIT_BYTES: Final = 1_000_000  # a model of 700 problems takes about 10,000
 _MOST: Final = 100  # files: every tuned size makes another state, and the models of earlier states are not needed again
-_FORMAT: Final = 5  # of `KeptModel`: models of another one are learnt again
-_NEW: Final = 1 / 8  # of the entries: with more of them new or gone, a model is learnt again
+_FORMAT: Final = 6  # of `KeptModel`: models of another one are learnt again
+_NEW: Final = 1 / 8  # of the entries: with more of them new or gone, parts are learnt again
 
 
 class KeptModel(NamedTuple):
-    """A learnt model, and the digests of the entries that it was learnt from."""
+    """A learnt model, the digests of its entries, and the digests of the entries that its parts were learnt from."""
 
     entries: frozenset[str]
+    parts_from: frozenset[str]
     learnt: Learnt
 
     def is_near(self, entries: frozenset[str]) -> bool:
-        """Whether it may be used for other entries: they are nearly the same, and it has a bound."""
-        return len(self.entries ^ entries) <= _NEW * len(entries) and math.isfinite(self.learnt.factor)
+        """Whether its parts serve for other entries: they are nearly those that the parts were learnt from."""
+        return len(self.parts_from ^ entries) <= _NEW * len(entries)
 
 
 _CLASSES: Final = classes_of([KeptModel, Learnt, LearntPart, Structure, Block])
@@ -54,21 +53,19 @@ _CLASSES: Final = classes_of([KeptModel, Learnt, LearntPart, Structure, Block])
 
 def digests_of(records: Iterable[Record], cores: int) -> frozenset[str]:
     """Return a digest of each entry that a model learns from; all of them change with the version of tunebook."""
-    # Of their heads: to read all measurements at every miss would take longer than the prediction.
-    others: list[Json] = [cores, _FORMAT, library_version("tunebook")]
-    return frozenset(_digest([*r.problem, r.head.generation, r.head.config, others]) for r in records)
+    others = canonical_json([cores, _FORMAT, library_version("tunebook")]).encode()
+    return frozenset(_digest(others + record.to_bytes()) for record in records)
 
 
 def kept_model(entries: frozenset[str]) -> KeptModel | None:
-    """Return a model that was learnt from these entries, or from nearly the same, in any process; None without one."""
+    """Return a model of these entries, or else one whose parts serve for them, of any process; None without one."""
     with suppress(OSError):
         folder = _safe_folder()
+        own = _read(folder / f"{_state(entries)}.json")
+        if own is not None and own.entries == entries:
+            return own
         paths = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-        own = folder / f"{_state(entries)}.json"
-        for path in [own, *paths]:
-            found = _read(path)
-            if found is not None and (found.entries == entries or found.is_near(entries)):
-                return found
+        return next((found for path in paths if (found := _read(path)) is not None and found.is_near(entries)), None)
     return None
 
 
@@ -91,11 +88,11 @@ def _read(path: Path) -> KeptModel | None:
 
 
 def _state(entries: frozenset[str]) -> str:
-    return _digest([*sorted(entries)])
+    return _digest("".join(sorted(entries)).encode())
 
 
-def _digest(value: Json) -> str:
-    return blake2b(canonical_json(value).encode(), digest_size=8).hexdigest()
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=8).hexdigest()
 
 
 def _seal(content: bytes) -> bytes:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._arrays.device_properties import cores_of
-from tunebook._base.errors import CodecError
+from tunebook._base.errors import CodecError, require
 from tunebook._base.locks import InterruptSafeLock
 from tunebook._memo.answer_memo import BoundedDict
 from tunebook.search._kept_models import KeptModel, digests_of, keep_model, kept_model
 from tunebook.search._key_numbers import kind_and_sizes
 from tunebook.search._learned_heuristic import COVERED, Example, values_in
-from tunebook.search._size_model import BOUNDED_FROM, FEWEST, SizeModel, modelled
+from tunebook.search._size_model import BOUNDED_FROM, SizeModel, modelled
+from tunebook.search._tuned_sizes import TunedSizes
 from tunebook.search._warm_start import times_of
 
 if TYPE_CHECKING:
@@ -28,9 +29,8 @@ class Prediction(NamedTuple):
     """A configuration for sizes that were not tuned; it should be `regret` slower than the best, where 0.01 is 1 %.
 
     The regret is at most `bound` in 95 of 100 problems like those that the model was learnt from; infinite if too few
-    of the `problems` are `judges` of choices, or if a size is outside of theirs: `outside` then says which.
-    `worth_trying` has the configurations that may be the best, the likeliest first. Of configurations whose
-    fingerprints are not `known`, the model knows too little.
+    of the `problems` are `judges` of choices, or for the reason in `outside`. `worth_trying` has the configurations
+    that may be the best, the likeliest first; `also` the fingerprints of others, of which the model knows too little.
     """
 
     config: Json
@@ -39,8 +39,8 @@ class Prediction(NamedTuple):
     worth_trying: tuple[Json, ...]
     problems: int
     judges: int
-    known: frozenset[str]
     outside: str = ""
+    also: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if math.isfinite(self.bound):
@@ -59,16 +59,24 @@ def _percent(part: float) -> str:
 
 
 class _BookModel(NamedTuple):
-    """A model of the times of `records`, all configurations that were measured, and the fingerprints of the known ones.
+    """A model of the times of `records`; `configs` has all that worked, and `tried` the sizes where each was tried.
 
-    `kept` is the same model as it is kept on disk.
+    `moody` ones work at some sizes and fail at others. `kept` is the model as it is kept on disk.
     """
 
     model: SizeModel | None
-    configs: Mapping[str, Json]
-    known: frozenset[str]
     records: Sequence[Record]
+    configs: Mapping[str, Json]
+    tried: Mapping[str, Sequence[Mapping[str, float]]]
+    moody: frozenset[str]
     kept: KeptModel | None = None
+
+    def has_tried(self, key: str, sizes: Mapping[str, float], problems: int) -> bool:
+        """Whether a configuration was tried at half of the problems, or near these sizes."""
+        where = self.tried.get(key, ())
+        if 2 * len(where) >= problems or not where:
+            return bool(where)
+        return not TunedSizes(require("numpy", feature="a prediction"), where).outside(sizes)
 
 
 # At most so many are learnt from, in 6 s for 72 configurations: more were never tried.
@@ -99,10 +107,13 @@ def predict(
     records: Iterable[Record],
     problem: Problem,
     among: Callable[[Mapping[str, Json]], Collection[str]] | None = None,
+    listed: Collection[str] = (),
 ) -> Prediction | None:
     """Return a configuration for a problem by the times of a kernel's other problems on the same device.
 
-    `among` returns the fingerprints of the configurations that may be chosen. None if nothing comparable was measured.
+    `among` returns the fingerprints of the configurations that may be chosen; `listed` has those of all candidates, if
+    they are no searched space: there is no bound if one of them was never tried near the sizes. None if nothing
+    comparable was measured.
     """
     kind, sizes = kind_and_sizes(problem.call_key)
     used = [r for r in records if r.problem.device == problem.device and _has_kind(r, kind)]
@@ -114,11 +125,19 @@ def predict(
     found = learnt.model.predict(sizes, None if among is None else among(learnt.configs))
     if not found.keys:
         return None
-    worth, model = tuple(learnt.configs[key] for key in found.keys), learnt.model
-    judges = len(model.learnt.left_out)
+    worth, problems = tuple(learnt.configs[key] for key in found.keys), learnt.model.problems
+    new = [key for key in listed if not learnt.has_tried(key, sizes, problems)]
+    unknown = f"{len(new)} candidate{'s were' if len(new) > 1 else ' was'} never tried near these sizes" if new else ""
     return Prediction(
-        worth[0], found.regret, found.bound, worth, model.problems, judges, learnt.known, found.outside
-    )  # fmt: skip
+        worth[0],
+        found.regret,
+        math.inf if unknown else found.bound,
+        worth,
+        problems,
+        len(learnt.model.learnt.left_out),
+        found.outside or unknown,
+        (*new, *(key for key in listed if key in learnt.moody)),
+    )
 
 
 def _has_kind(record: Record, kind: str) -> bool:
@@ -141,6 +160,7 @@ def _learn(records: Sequence[Record], entries: frozenset[str], cores: int) -> _B
     examples: list[Example] = []
     configs: dict[str, Json] = {}
     failed: set[str] = set()
+    tried: defaultdict[str, list[Mapping[str, float]]] = defaultdict(list)
     ordered = sorted(records, key=lambda r: r.problem.call_key)
     many = min(len(ordered), _MOST_PROBLEMS)
     for record in (ordered[at * len(ordered) // many] for at in range(many)):
@@ -153,21 +173,26 @@ def _learn(records: Sequence[Record], entries: frozenset[str], cores: int) -> _B
             whole = len(seconds) > 1 and not record.is_unfinished
             examples.append(Example(kind_and_sizes(record.problem.call_key)[1], seconds, whole))
             configs |= {key: times.configs[key] for key in seconds}
-            failed |= times.failed  # may fail at other sizes too
-    tried = Counter(key for example in examples for key in example.seconds)
-    known = frozenset(key for key in configs if tried[key] >= min(FEWEST, len(examples) / 2)) | failed
-    best = {key: min(_slowness(key, example) for example in examples) for key in configs if key not in failed}
+            failed |= times.failed
+            for key in {*seconds, *times.failed}:
+                tried[key].append(examples[-1].sizes)
+    moody = frozenset(failed & configs.keys())
+    best = {key: min(_slowness(key, example) for example in examples) for key in configs if key not in moody}
     kept = sorted(best, key=best.__getitem__)[:_MOST_CONFIGS]
     values: dict[str, Mapping[str, Any]] = {key: values_in(configs[key]) for key in kept}
+    found = _BookModel(None, records, configs, tried, moody)
     if not modelled(examples, values):
-        return _BookModel(None, configs, known, records)
-    near = (each.kept for each in _LEARNT.values() if each.kept is not None and each.kept.is_near(entries))
-    kept_one = next(near, None) or kept_model(entries)
-    model = SizeModel(examples, values, cores=cores, learnt=None if kept_one is None else kept_one.learnt)
-    if kept_one is None or model.learnt is not kept_one.learnt:
-        kept_one = KeptModel(entries, model.learnt)
-        keep_model(kept_one)
-    return _BookModel(model, configs, known, records, kept_one)
+        return found
+    near = [each.kept for each in _LEARNT.values() if each.kept is not None and each.kept.is_near(entries)]
+    known = kept_model(entries) or next(iter(near), None)
+    is_same = known is not None and known.entries == entries
+    learnt = None if known is None else known.learnt
+    model = SizeModel(examples, values, cores=cores, learnt=learnt if is_same else None, parts_of=learnt)
+    if known is None or model.learnt is not learnt:
+        is_reused = known is not None and all(part in known.learnt.parts for part in model.learnt.parts)
+        known = KeptModel(entries, known.parts_from if known is not None and is_reused else entries, model.learnt)
+        keep_model(known)
+    return found._replace(model=model, kept=known)
 
 
 def _slowness(key: str, example: Example) -> float:

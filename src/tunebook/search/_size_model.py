@@ -94,8 +94,9 @@ class SizeModel:
     """Predicts how fast configurations are at sizes, from problems where they were measured.
 
     `configs` has the values of each configuration, by the keys of the examples' `seconds`. `cores` is the number of
-    blocks that the device runs side by side, or 1 if that is unknown. `learnt` is known from another model of nearly
-    the same data; it is not used if it is about other sizes or configurations.
+    blocks that the device runs side by side, or 1 if that is unknown. `learnt` is known from another model of the same
+    data; the parts of `parts_of` are of nearly the same data, and how far to believe them is learnt again. Models of
+    other sizes or configurations are not used.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class SizeModel:
         *,
         cores: int = 1,
         learnt: Learnt | None = None,
+        parts_of: Learnt | None = None,
     ) -> None:
         self._np = np = require("numpy", feature="a prediction for sizes that were never tuned")
         self.keys: Final = modelled(examples, configs)
@@ -127,11 +129,13 @@ class SizeModel:
             np, axes, max(1, cores), sizes, np.where(np.isnan(times), np.nanmean(times), times), weights
         )
         about = (tuple(self._names), tuple(self.keys))
-        if learnt is not None and (learnt.names, learnt.keys) != about:
-            learnt = None
-        parts = _learn_parts(data) if learnt is None else learnt.parts
+        known = [each for each in (learnt, parts_of) if each is not None and (each.names, each.keys) == about]
+        parts = known[0].parts if known else _learn_parts(data)
         self._parts = [PartModel(data, part) for part in parts]
-        self.learnt = learnt or self._learn(np.where(np.isnan(slower), np.inf, slower), Learnt(*about, parts))
+        if known and known[0] is learnt:
+            self.learnt = learnt
+        else:
+            self.learnt = self._learn(np.where(np.isnan(slower), np.inf, slower), Learnt(*about, parts))
 
     def predict(self, sizes: Mapping[str, float], candidates: Iterable[str] | None = None) -> Predicted:
         """Return a choice for these sizes among the candidates, and the ones to try if it is not sure enough."""
