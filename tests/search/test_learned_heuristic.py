@@ -163,3 +163,42 @@ def test_the_source_says_its_bound_and_the_best_constant_s_regret():
     bound = f"    # At most {many.bound:.1%} slower on 95% of held-out calls. "
     constant = f"One configuration for all calls would be {many.constant:.1%} slower on average."
     assert many.source.splitlines()[2] == bound + constant
+
+
+def test_the_comment_follows_the_decision_for_a_tree():
+    """One time that is far off makes a tree's mean regret larger than the constant's, though the tree is better."""
+    rng = Random(0)
+    for _ in range(200):
+        examples = [
+            Example({"n": n}, {key: math.exp(rng.gauss(0, 1.5)) for key in "ab"}) for n in rng.sample(range(1, 500), 12)
+        ]
+        learnt = fit(examples, {key: {"way": key} for key in "ab"})
+        assert ("No tree" in learnt.source) == isinstance(learnt.tree, str)
+
+
+def test_the_written_code_takes_arguments_of_any_name_and_asks_for_those_it_uses():
+    examples = [Example({"_": n, "m": m}, {"a": 1.0 * n, "b": 100.0}) for n in (10, 50, 200, 400) for m in (3, 5)]
+    learnt = fit(examples, {key: {"way": key} for key in "ab"})
+    names = {}
+    exec(learnt.source, names)
+    assert [names["heuristic"](_=n) for n in (10, 400)] == [{"way": "a"}, {"way": "b"}]
+    assert names["heuristic"](_=10, m=3, other=1) == {"way": "a"}
+
+
+def test_entries_of_tunings_that_a_budget_ended_teach_nothing(tmp_path):
+    """They may have measured the slowest candidate alone, which then seems to be the best."""
+    clock = FakeClock()
+
+    def work(n, *, config):
+        clock.spend(1e-5 * n * (1 + (n > 100) * (config.way == "slow")))
+
+    function = tb.tunable(
+        work, space=tb.Space(way=["slow", "fast"]), name="cut", store=tmp_path, tuner=fake_tuner(clock), check=False,
+        heuristic={"way": "slow"},
+    )  # fmt: skip
+    for n in range(10, 400, 10):
+        tb.tune(function, n, budget="1 trials")
+    records = list(function.selector.persistent.store.items(function.kernel.op_id_v))
+    assert len(records) == 39
+    with pytest.raises(DefinitionError, match="at least 4 tuned problems; there are 0"):
+        fit_book(records)

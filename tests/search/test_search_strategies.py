@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -430,6 +431,7 @@ def test_the_default_goes_through_a_small_space_and_is_guided_in_a_big_one():
     assert Portfolio(tiles()).chosen == "guided"
     assert Portfolio(tiles(), trials=300).chosen == "exhaustive"
     assert Portfolio(Space(m=[f"variant {i}" for i in range(100)])).chosen == "random"
+    assert Portfolio(Space(m=range(1, 1500), n=[1, 2])).chosen == "evolution"  # a model took a minute, and 4 GB
 
 
 def test_without_numpy_the_default_is_local_search_and_guided_search_names_the_remedy(monkeypatch):
@@ -437,6 +439,7 @@ def test_without_numpy_the_default_is_local_search_and_guided_search_names_the_r
 
     monkeypatch.setattr(by_name, "find_spec", lambda _name: None)
     assert Portfolio(tiles()).chosen == "local"
+    assert Portfolio(Space(m=range(1, 150), n=[1, 2])).chosen == "evolution"
     monkeypatch.setitem(__import__("sys").modules, "numpy", None)
     with pytest.raises(ImportError, match="pip install numpy"):
         Guided(tiles())
@@ -457,3 +460,15 @@ def test_a_list_of_configurations_becomes_a_space_of_exactly_them():
     assert listed([{"m": 1}, {"n": 1}]) is None
     assert listed([1, 2]) is None
     assert listed([{"m": [1]}]) is None
+
+
+def test_a_model_of_many_categories_takes_little_memory():
+    """720 orders of six loops took 3 GB."""
+    space = Space(order=itertools.permutations("abcdef"), unroll=[1, 2, 4])
+    tracemalloc.start()
+    try:
+        Guided(space, seed=0).propose(12)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 300e6

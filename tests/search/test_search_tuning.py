@@ -324,3 +324,33 @@ def test_calls_that_try_one_candidate_each_go_through_a_few_of_a_big_space(tmp_p
         bench.function(1)
     assert tb.wait_for_background(HANG_S), "its result is written behind the calls, and must not reach the next test"
     assert 10 < len(bench.tried) <= 65
+
+
+def test_a_search_goes_on_while_nothing_has_worked(tmp_path):
+    """Without a configuration, the call would fail for good, though one of the space works."""
+    bench = Bench(tmp_path, fails=lambda c: (c.m, c.n, c.k) != (5, 17, 2), heuristic=None)
+    bench.function(1)
+    assert len(bench.tried) > TRIALS
+    assert Config(m=5, n=17, k=2) in bench.tried
+
+
+def test_a_search_in_which_nothing_works_ends(tmp_path):
+    bench = Bench(tmp_path, fails=lambda _c: True, heuristic=None)
+    with pytest.raises(TuningFailed):
+        tb.tune(bench.function, 1)
+    assert TRIALS < len(bench.tried) < 1100 < len(BIG)
+
+
+def test_a_budget_of_trials_ends_a_search_in_which_nothing_has_worked(tmp_path):
+    bench = Bench(tmp_path, fails=lambda _c: True, heuristic=None)
+    with pytest.raises(TuningFailed):
+        tb.tune(bench.function, 1, budget="20 trials")
+    assert len(bench.tried) == 20
+
+
+@pytest.mark.parametrize("facts", [{"cores": -5}, {"cores": 10**400}, {"cores": True}, {"cores": "8"}, ["cores"]])
+def test_strange_properties_of_a_device_in_a_record_are_left_out(facts, monkeypatch):
+    monkeypatch.setattr(device_properties, "NOTED", {})
+    device_properties.note_recorded("gpu:ACME", facts)
+    assert device_properties.likeness("gpu:ACME", "gpu:NVIDIA H200") is None
+    assert device_properties.cores_of("gpu:ACME") == 1

@@ -69,6 +69,7 @@ _MAKERS: Final = {
     "arm": r"\bARM\b|aarch64",
     "apple": r"\bApple\b",
 }
+_HUGE: Final = 2**40  # larger numbers in a record are no properties
 _CPU_CORES: Final = re.compile(r" (\d+) cores ")
 
 NOTED: Final[dict[str, DeviceProperties]] = {}  # by drivers, or in records
@@ -92,8 +93,12 @@ def note_recorded(device: str, facts: Json) -> None:
     """Let the numbers in a record count for a device whose driver is not here."""
     if isinstance(facts, dict) and device not in NOTED:
         kinds = DeviceProperties()._asdict()
-        known: Any = {name: found for name, found in facts.items() if type(found) is type(kinds.get(name))}
+        known: Any = {name: found for name, found in facts.items() if _is_plausible(found, kinds.get(name))}
         note_properties(device, DeviceProperties(**known) if known else None)
+
+
+def _is_plausible(found: Json, like: object) -> bool:
+    return type(found) is type(like) and (not isinstance(found, int) or 0 < found < _HUGE)
 
 
 def read_torch(found: object) -> DeviceProperties:

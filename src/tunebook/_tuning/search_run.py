@@ -32,6 +32,7 @@ Cfg = TypeVar("Cfg")
 
 # The number of candidates compiled at once, and proposed on the same knowledge: with fewer, compilers wait for the
 # clock; with more, the strategy learns later.
+_MOST_FAILURES: Final = 1000  # candidates that are tried though none has worked: as many as are raced without a search
 BATCH: Final = 16
 # The number of tried candidates that race each other in the end.
 FINALISTS: Final = 16
@@ -71,9 +72,10 @@ class Searching(Generic[Cfg]):
         trials = self._search.trials - len(measured)
         trials = trials if self._job.budget.trials is None else self._job.budget.trials
         self._trials = trials
-        ended = False
-        while self._ran < trials and not ended:
-            batch = self._next_batch(strategy, min(self._search.batch or BATCH, trials - self._ran))
+        at_once, ended = self._search.batch or BATCH, False
+        while not ended and (self._ran < trials or self._must_go_on()):
+            left = trials - self._ran
+            batch = self._next_batch(strategy, min(at_once, left) if left > 0 else at_once)
             if not batch:
                 break
             fresh = self._measure(batch)
@@ -81,6 +83,12 @@ class Searching(Generic[Cfg]):
             left_out = sum(self._candidates.admit(config) in self._left_out for config in batch)
             ended = len(fresh) + left_out < len(batch) or self._left_s(TRYING) <= 0
         return self._finals(complete=not ended)
+
+    def _must_go_on(self) -> bool:
+        """Whether nothing has worked yet, and the caller has named no number: without a choice, the call fails."""
+        if self._job.budget.trials is not None or self._ran >= _MOST_FAILURES:
+            return False
+        return all(m.failure is not None for m in self._candidates.results.values())
 
     def _next_batch(self, strategy: Strategy, many: int) -> list[Config]:
         """Return proposals that are worth compiling; fewer only if fewer are left."""

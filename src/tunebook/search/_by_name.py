@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 SMALL: Final = 64
 
 
+# An axis of more values is too long for a model of all pairs of values (10,000 took 72 s), and for walks step by step.
+_LONG: Final = 1000
+_LONG_WALK: Final = 100
+
+
 class Portfolio:
     """The default: tries a small space whole, else uses a model; without numpy, it walks.
 
@@ -34,13 +39,15 @@ class Portfolio:
         start: Start = Start(),  # noqa: B008 - immutable
         trials: int | None = None,
     ) -> None:
-        chosen: type[Exhaustive | Guided | Local | Random]
+        chosen: type[Strategy]
         if not isinstance(space, Space) or space.size <= max(SMALL, trials or 0):
             chosen = Exhaustive  # which refuses a list, and says how to make a space of it
         elif len(space.grid) == 1 and space.grid[0].kind == "categorical":
             chosen = Random  # categories have no neighbours
+        elif max(len(axis.values) for axis in space.grid) > (_LONG if (models := find_spec("numpy")) else _LONG_WALK):
+            chosen = Evolution
         else:
-            chosen = Local if find_spec("numpy") is None else Guided
+            chosen = Guided if models else Local
         self._strategy: Final[Strategy] = chosen(space, seed=seed, start=start)
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import keyword
 import math
+import re
 from itertools import combinations, pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -95,24 +96,28 @@ def fit(
     tree = _grow(table, every, depth if grown else 0)
     held_out, constant, bound = fmean(missed if grown else by_one), fmean(by_one), quantile(missed if grown else by_one)
     regret = fmean(regret_of(tree, example) for example in examples)
-    arguments = dict.fromkeys(size.partition(".")[0] for size in examples[0].sizes)
+    branches = [*_branches(tree, configs, "    ")]
+    # A launch may leave others at their defaults.
+    asked = dict.fromkeys(size.partition(".")[0] for size in examples[0].sizes)
+    arguments = [name for name in asked if any(re.search(rf"\b{name}\b", line) for line in branches if "if " in line)]
+    rest = next(name for name in ("_", "__", "_rest") if name not in asked)
     lines = [
         # By name: a key does not know the order of its arguments, nor all arguments of the kernel.
-        f"def {name}(*, {', '.join([*arguments, '**_'])}):" if arguments else f"def {name}(**_):",
+        f"def {name}(*, {', '.join([*arguments, f'**{rest}'])}):" if arguments else f"def {name}(**{rest}):",
         f'    """Learnt from {len(examples)} tuned problems; {held_out:.1%} slower than the best on held-out ones."""',
-        f"    # {_bound_text(held_out, constant, bound)}",
-        *_branches(tree, configs, "    "),
+        f"    # {_bound_text(constant, bound, has_tree=not isinstance(tree, str))}",
+        *branches,
     ]
     return Fit(tree, "\n".join(lines) + "\n", regret, held_out, len(examples), constant, bound)
 
 
-def _bound_text(held_out: float, constant: float, bound: float) -> str:
+def _bound_text(constant: float, bound: float, *, has_tree: bool) -> str:
     known = (
         f"At most {bound:.1%} slower on 95% of held-out calls."
         if math.isfinite(bound)
         else "Too few calls to give a bound."
     )
-    if held_out < constant:
+    if has_tree:
         return f"{known} One configuration for all calls would be {constant:.1%} slower on average."
     return f"{known} No tree was better than one configuration."
 
@@ -145,6 +150,8 @@ def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int =
     configs: dict[str, Mapping[str, Any]] = {}
     devices: set[str] = set()
     for record in records:
+        if record.is_unfinished:
+            continue  # its best may be far from the best
         try:
             times, numbers = times_of(record), numbers_in(json.loads(record.problem.call_key))
         except (CodecError, ValueError, RecursionError):

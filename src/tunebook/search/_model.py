@@ -33,6 +33,7 @@ _BY_ITSELF: Final = 0.5
 _ALIKE: Final = 0.5  # the distance over which values are alike in the sum; an axis is of length 1
 # Components of a product's similarity below this part of all are left out: a few numbers are enough for each.
 _SMALL_PART: Final = 0.002
+_NARROW: Final = 4  # coordinates of a value, but for categories, which have one each
 _PLACES: Final = 512  # for products on a line of length 1: closer ones are as good as equal
 # How often scales are adjusted to times elsewhere: each time a scale at most doubles, or halves.
 _ROUNDS: Final = 4
@@ -272,12 +273,20 @@ def product_positions(one: Axis, other: Axis) -> list[float]:
 
 def _similarity(np: Any, table: Any) -> Any:
     """Return how alike the values of an axis are, pair by pair."""
-    return _matern(np, ((table[:, None] - table[None]) ** 2).sum(2) / (2 * _ALIKE**2))
+    return _matern(np, _squares(np, table) / (2 * _ALIKE**2))
+
+
+def _squares(np: Any, table: Any) -> Any:
+    """Return the squares of the distances of all pairs of rows."""
+    if table.shape[1] <= _NARROW:
+        return ((table[:, None] - table[None]) ** 2).sum(2)
+    lengths = (table**2).sum(1)  # of 720 categories, the differences of all pairs would take 3 GB
+    return np.maximum(lengths[:, None] + lengths - 2 * table @ table.T, 0.0)
 
 
 def _axis_effect(np: Any, table: Any) -> Any:
     """Return a vector for each value of an axis, whose inner products are how alike the values are."""
-    same = (table[:, None] == table[None]).all(2)
+    same = _squares(np, table) == 0.0
     alike = (1 - _BY_ITSELF) * _similarity(np, table) + _BY_ITSELF * same
     return np.linalg.cholesky(alike + 1e-9 * np.eye(len(table)))  # values may be at the same place
 
