@@ -23,8 +23,12 @@ FLUSH_S = 80e-6
 class FakeEvent:
     def __init__(self, gpu):
         self._gpu, self.at_s, self._at = gpu, None, 0
+        self._device = None  # the first one that it was recorded on: torch refuses any other
 
     def record(self, stream=None):
+        self._device = self._gpu.device if self._device is None else self._device
+        if self._device != self._gpu.device:
+            raise RuntimeError(f"Event device {self._device} does not match the recording stream's {self._gpu.device}")
         assert stream is None or stream.handle == self._gpu.stream_handle, "recorded on a stream that is not current"
         self.at_s, self._at = self._gpu.clock_s, self._gpu.count
         self._gpu.records += 1
