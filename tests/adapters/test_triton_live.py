@@ -173,6 +173,19 @@ def test_an_error_of_the_call_itself_is_raised(gpu):
         kernel[grid](*tensors())
 
 
+def test_two_gpus_of_one_model_share_a_session_which_tries_candidates_on_the_first(gpu):
+    gpu.names = ("Fake GPU", "Fake GPU")
+    kernel = live_kernel()
+    for call in range(800):
+        gpu.set_current_device(call % 2)
+        kernel[grid](*tensors())
+        tb.wait_for_background(HANG_S)
+    (session,) = sessions(kernel)
+    assert session.is_finished
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+    assert {facts["BLOCK"] for facts in gpu.launches if facts["device"] == 0} == set(COST)
+
+
 def test_the_tensors_of_a_call_are_not_kept(gpu):
     kernel, x = live_kernel(), torch.ones(1024)
     kernel[grid](x, x, x, 1024)

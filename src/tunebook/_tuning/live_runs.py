@@ -61,7 +61,7 @@ class LiveRuns(ABC, Generic[C]):
 
     @abstractmethod
     def may_try(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a candidate may run now: not while launches are captured into a graph."""
+        """Whether a candidate may run now: not on another device, and not while launches are captured into a graph."""
 
     @abstractmethod
     def sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:

@@ -29,11 +29,12 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
         self._kernel, self._processes = kernel, processes
         self._windows = LaunchWindows(device.interface, stream=device.current_stream)
         self._is_capturing = device.interface().is_current_stream_capturing
+        self._device = device.current_device()  # events and loaded programs are of one device
         self._read: Any = None  # a compiled program that is not on the device yet
 
     def may_try(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002 - of any launch
-        """Whether no CUDA graph is captured."""
-        return not self._is_capturing()
+        """Whether the launch is on the session's device, and no CUDA graph is captured."""
+        return device.current_device() == self._device and not self._is_capturing()
 
     def sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:  # noqa: ARG002 - a launch has none
         """Return the shapes of the tensors and the integers of a launch."""
