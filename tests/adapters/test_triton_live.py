@@ -407,6 +407,20 @@ def test_candidates_are_compiled_in_forks_beside_the_program(gpu, monkeypatch, t
 
 
 @pytest.mark.timeout(300)
+def test_candidates_are_compiled_for_launches_of_threads_that_end(gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(live, "may_fork_beside", lambda: True)
+    kernel = live_kernel(processes=True)
+    while not any(session.is_finished for session in sessions(kernel)):
+        thread = threading.Thread(target=lambda: kernel[grid](*tensors()))
+        thread.start()
+        thread.join()
+        tb.wait_for_background(HANG_S)
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+    assert "killed" not in str(kernel.explain(*tensors(), grid=grid))
+
+
+@pytest.mark.timeout(300)
 def test_sizes_of_the_same_kind_share_compiled_programs_and_need_no_forks(gpu, monkeypatch):
     monkeypatch.setattr(live, "may_fork_beside", lambda: True)
     kernel = live_kernel(processes=True)

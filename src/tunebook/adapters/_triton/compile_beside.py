@@ -151,7 +151,9 @@ class CompileBeside:
             made = self._compile_one(self._candidates[index], held[0])
             return () if made is None else (_digest(made),)
 
-        worker = ForkedWorker(ChildTask(first=first, sample=lambda _index, _number: ()), _PATIENCE_S)
+        task = ChildTask(first=first, sample=lambda _index, _number: ())
+        # A server may have a thread per request: a fork that died with its thread failed a candidate that was fine.
+        worker = ForkedWorker(task, _PATIENCE_S, outlives_thread=True)
         try:
             worker.start()
         except OSError:  # too many processes
