@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
 from tunebook._base.record_format import Record, merge  # noqa: E402 - as above
@@ -47,6 +48,11 @@ def count(x_ptr, n, BLOCK: tl.constexpr):
     tl.store(x_ptr + at, tl.load(x_ptr + at, at < n) + 1, at < n)
 
 
+@triton.jit
+def described(x, n, BLOCK: tl.constexpr):
+    x.store([0, 0], x.load([0, 0]) * BLOCK)
+
+
 def blocks(*sizes, **options):
     return [triton.Config({"BLOCK": size}, num_warps=4, **options) for size in sizes]
 
@@ -61,7 +67,7 @@ FREELY = host_share.HostShare(1e9)
 def gpu(monkeypatch):
     monkeypatch.setattr(live_session, "HOST", FREELY)
     monkeypatch.setattr(live, "HOST", FREELY)
-    with installed(FakeGpu(lambda facts: COST[facts["BLOCK"]]), add, count) as fake:
+    with installed(FakeGpu(lambda facts: COST[facts["BLOCK"]]), add, count, described) as fake:
         fake.behind = 2
         yield fake
         tb.wait_for_background(HANG_S)  # what the test left running needs the driver too
@@ -133,6 +139,12 @@ def test_each_call_launches_once_so_kernels_that_accumulate_are_safe(gpu):
     for calls in range(1, 200):
         kernel[grid](x, 1024)
         assert float(x[0]) == calls
+
+
+def test_a_tensor_descriptor_whose_shape_is_a_list_is_tuned_too(gpu):
+    kernel = live_kernel(described)
+    call_until_decided(kernel, TensorDescriptor(torch.zeros(64, 64), [64, 64], [64, 1], [32, 32]), 64)
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
 
 
 @pytest.mark.promise("live-limit")

@@ -40,8 +40,10 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
         """Return the shapes of the tensors and the integers of a launch."""
         _, positional, named = args[0]
         values = (*positional, *named.values()) if named else positional
-        # Shapes are tuples. Other numbers than integers change from call to call, and say nothing about sizes.
-        return tuple([v if v.__class__ is int or v.__class__ is bool else getattr(v, "shape", None) for v in values])
+        # Other numbers than integers change from call to call, and say nothing about sizes.
+        facts = [v if v.__class__ is int or v.__class__ is bool else getattr(v, "shape", None) for v in values]
+        # Shapes are tuples, but those of tensor descriptors may be lists.
+        return tuple([tuple(fact) if fact.__class__ is list else fact for fact in facts])
 
     def run(self, config: LaunchConfig, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002 - as above
         """Launch with a configuration."""
