@@ -34,6 +34,9 @@ class FakeEvent:
         self._gpu.records += 1
 
     def query(self):
+        if self._gpu.capturing:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        self._gpu.queries += 1
         # This host is never late, and the device so many launches behind it.
         return self._gpu.behind is not None and self._gpu.count >= self._at + self._gpu.behind
 
@@ -85,7 +88,8 @@ class FakeGpu:
         self.captured = None
         self.capturing = False
         self.behind = None  # launches; None: an event is passed only when the host waits for it
-        self.waits = self.count = self.records = 0  # calls of `synchronize`, launches, and recorded events
+        self.waits = self.count = 0  # calls of `synchronize`, and launches
+        self.records = self.queries = 0  # of events
         self.stream_handle = self.streams_asked = 0  # of the current stream; how often it was asked for as an object
         self.poisoned = False
         self._current = threading.local()  # as CUDA has it

@@ -235,6 +235,37 @@ def test_nothing_is_tried_or_loaded_while_tuning_is_paused(gpu):
     call_until_decided(kernel, *tensors())
 
 
+@pytest.fixture
+def watched(gpu):
+    """Return a kernel whose winner is watched, while the device has not passed the event of a launch."""
+    kernel = live_kernel()
+    call_until_decided(kernel, *tensors())
+    (session,) = sessions(kernel)
+    while session._look is None:
+        kernel[grid](*tensors())
+        tb.wait_for_background(HANG_S)
+    return kernel
+
+
+def test_no_event_is_asked_for_while_a_graph_is_captured(gpu, watched):
+    gpu.capturing = True  # the fake raises the error that ends a capture
+    for _ in range(100):
+        watched[grid](*tensors())
+    gpu.capturing = False
+    asked = gpu.queries
+    for _ in range(100):
+        watched[grid](*tensors())
+    assert gpu.queries > asked
+
+
+def test_no_event_is_asked_for_while_tuning_is_paused(gpu, watched):
+    asked = gpu.queries
+    with tb.pause_tuning():  # another thread captures a graph, say, and forbids it to all threads
+        for _ in range(100):
+            watched[grid](*tensors())
+        assert gpu.queries == asked
+
+
 # ----------------------------------------------------------------------------------------------------------- the book
 
 

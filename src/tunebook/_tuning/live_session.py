@@ -289,14 +289,15 @@ class LiveSession(Generic[C]):
 
         One call of 23 is timed, and its time is read five calls later, or 23 later again if the device is far behind.
         """
-        look = self._look
-        if look is None and not is_paused() and self._runs.may_try(args, kwargs):
+        # To ask for an event while a graph is captured would end the capture.
+        look, may_ask = self._look, not is_paused() and self._runs.may_try(args, kwargs)
+        if look is None and may_ask:
             result, self._look = self._runs.glance(self.config, args, kwargs)
             self._look_sizes, self.rest = self._runs.sizes(args, kwargs), AWAITING
             return result
         # The call first: the device works while the time of another call is read.
         result = self._runs.run(self.config, args, kwargs)
-        seconds = None if look is None else look.seconds()
+        seconds = look.seconds() if look is not None and may_ask else None
         self.rest = WATCH_EVERY - 1
         if look is not None and seconds is not None:
             self._look = None
