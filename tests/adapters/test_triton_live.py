@@ -85,6 +85,10 @@ def live_kernel(function=add, configs=CONFIGS, **options):
     return autotune(configs, key=["n"], policy=LIVE, **{"processes": False, **options})(function)
 
 
+def raise_next(errors):
+    raise next(errors)
+
+
 def launched(gpu):
     return [facts["BLOCK"] for facts in gpu.launches]
 
@@ -196,6 +200,28 @@ def test_two_gpus_of_one_model_share_a_session_which_tries_candidates_on_the_fir
     assert session.is_finished
     assert kernel.best_config.kwargs == {"BLOCK": 256}
     assert {facts["BLOCK"] for facts in gpu.launches if facts["device"] == 0} == set(COST)
+
+
+def test_a_candidate_whose_first_launch_is_interrupted_by_ctrl_c_is_tried_again(gpu):
+    kernel, errors = live_kernel(), iter([KeyboardInterrupt])
+    kernel[grid](*tensors())
+    gpu.cost = lambda facts: raise_next(errors) if facts["BLOCK"] == 256 else COST[facts["BLOCK"]]
+    with pytest.raises(KeyboardInterrupt):
+        call_until_decided(kernel, *tensors())
+    gpu.cost = lambda facts: COST[facts["BLOCK"]]
+    call_until_decided(kernel, *tensors())
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+
+
+def test_a_candidate_whose_first_launch_fails_as_the_leaders_does_is_tried_again(gpu):
+    kernel, errors = live_kernel(), iter([ValueError("cpu tensor?"), ValueError("cpu tensor?")])
+    kernel[grid](*tensors())
+    gpu.cost = lambda facts: raise_next(errors) if 256 in launched(gpu) else COST[facts["BLOCK"]]
+    with pytest.raises(ValueError, match="cpu tensor"):
+        call_until_decided(kernel, *tensors())
+    gpu.cost = lambda facts: COST[facts["BLOCK"]]
+    call_until_decided(kernel, *tensors())
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
 
 
 def test_the_tensors_of_a_call_are_not_kept(gpu):

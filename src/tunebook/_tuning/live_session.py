@@ -318,25 +318,36 @@ class LiveSession(Generic[C]):
             self._host.earn(_EARNED * calls * race.gain_s)
 
     def _launch(self, turn: Turn, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        config, name = self._candidates.configs[turn.name], turn.name
-        if name not in self._unseen:
-            launched: tuple[Any, LaunchWindow] | None = None
-            try:
-                launched = self._runs.timed(config, args, kwargs)
-            finally:
-                if launched is None:
-                    self.race.learn(turn, None)  # the call's own error is raised, as without tuning
-            return self._launched(turn, *launched)
-        self._unseen.discard(name)
+        if turn.name in self._unseen:
+            return self._launch_first(turn, args, kwargs)
+        launched: tuple[Any, LaunchWindow] | None = None
+        try:
+            launched = self._runs.timed(self._candidates.configs[turn.name], args, kwargs)
+        finally:
+            if launched is None:
+                self.race.learn(turn, None)  # the call's own error is raised, as without tuning
+        return self._launched(turn, *launched)
+
+    def _launch_first(self, turn: Turn, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Launch a candidate that has not run yet: if it fails, the leader serves the call."""
+        config, result = self._candidates.configs[turn.name], None
         tried: tuple[Any, LaunchWindow] | None = None
-        with Attempt() as attempt:
-            tried = self._runs.first(config, self.config, args, kwargs)
+        is_known = False
+        try:
+            with Attempt() as attempt:
+                tried = self._runs.first(config, self.config, args, kwargs)
+            if tried is None:
+                self._runs.recover(args, kwargs)
+                result = self._runs.run(self.config, args, kwargs)
+            is_known = True
+        finally:
+            if not is_known:  # at Ctrl-C, or if the leader fails too: the candidate is tried again
+                self.race.learn(turn, None)
+        self._unseen.discard(turn.name)
         if tried is None:
-            self._fail(name, attempt.trial)
+            self._fail(turn.name, attempt.trial)
             self.race.failed(turn)
-            self._runs.recover(args, kwargs)
-            # If this raises too, the call is at fault.
-            return self._runs.run(self.config, args, kwargs)
+            return result
         return self._launched(turn, *tried)
 
     def _launched(self, turn: Turn, result: Any, window: LaunchWindow) -> Any:
