@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -221,6 +225,58 @@ def test_a_run_that_somebody_replaced_is_called(launched, monkeypatch):
     monkeypatch.setattr(JITFunction, "run", run)
     launched()
     assert told == [64]
+
+
+PATCHED = """
+import functools
+import torch, triton, triton.language as tl
+from fake_gpu import FakeGpu, installed
+from triton.runtime import JITFunction
+
+told, theirs = [], JITFunction.run
+{replaced}
+from tunebook.adapters._triton.candidate import LaunchConfig
+from tunebook.adapters._triton.direct_launch import DirectLaunches
+
+@triton.jit
+def store(x_ptr, n, BLOCK: tl.constexpr):
+    tl.store(x_ptr, n)
+
+config = LaunchConfig(triton.Config({{"BLOCK": 64}}))
+with installed(FakeGpu(lambda _facts: 1e-6), store):
+    launches, x = DirectLaunches(store), torch.zeros(64)
+    for _ in range(3):
+        launches.run(config, (1,), (x, 64), {{}})
+print(len(told))
+"""
+BY_A_FUNCTION = """
+def watch(theirs, tell):
+    @functools.wraps(theirs)
+    def run(self, *args, **kwargs):
+        tell(self)
+        return theirs(self, *args, **kwargs)
+    JITFunction.run = run
+watch(theirs, told.append)
+"""
+BY_AN_OBJECT = """
+class Run:
+    def __get__(self, function, _kind):
+        return self if function is None else functools.partial(self, function)
+    def __call__(self, *args, **kwargs):
+        told.append(self)
+        return theirs(*args, **kwargs)
+JITFunction.run = Run()
+"""
+
+
+@pytest.mark.parametrize("replaced", [BY_A_FUNCTION, BY_AN_OBJECT])
+def test_a_run_that_somebody_replaced_before_tunebook_was_imported_is_called(tmp_path, replaced):
+    (tmp_path / "program.py").write_text(PATCHED.format(replaced=replaced))
+    places = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    command = [sys.executable, str(tmp_path / "program.py")]
+    environment = {**os.environ, "PYTHONPATH": places}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["3"], done.stderr
 
 
 def test_another_device_has_a_program_of_its_own(gpu):

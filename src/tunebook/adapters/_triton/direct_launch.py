@@ -70,8 +70,10 @@ _READ: Final = frozenset(
     ]
 )
 _RUN: Final = JITFunction.run
-_NAMES: Final = frozenset(_RUN.__code__.co_names)
-_IS_KNOWN: Final = triton.__version__.startswith(_VERSIONS) and _NAMES <= _READ
+# A profiler may have replaced it before this module was imported: by any object, or by a function of its own.
+_IS_TRITONS: Final = getattr(_RUN, "__globals__", None) is vars(sys.modules[JITFunction.__module__])
+_NAMES: Final = frozenset(_RUN.__code__.co_names if _IS_TRITONS else ())
+_IS_KNOWN: Final = _IS_TRITONS and triton.__version__.startswith(_VERSIONS) and _NAMES <= _READ
 # Settings that a program depends on, as far as this version has them.
 _SETTINGS: Final = [
     f"_knobs.{group}.{name}"
