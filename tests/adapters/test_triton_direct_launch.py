@@ -58,7 +58,9 @@ class RecordingGpu(FakeGpu):
         theirs = super()._launcher(src, metadata)
 
         def launch(*told):
-            *where, function, packed, _metadata, _entered, _left = told[:9]
+            *where, function, packed, metadata, entered, _left = told[:9]
+            if entered is not None:  # as Triton's launcher does
+                entered(metadata)
             self.told.append((where, function, packed, [(type(each), each) for each in told[9:]]))
             return theirs(*told)
 
@@ -179,6 +181,26 @@ def test_a_hook_of_launches_is_called_and_then_forgotten(launched, name):
     assert len(launched.asked) == 1
     launched()
     assert len(launched.asked) == 1
+
+
+class Falsy(list):
+    def __call__(self, _metadata):
+        self.append(1)
+
+
+class Counter:
+    calls = 0
+
+    def __call__(self, _metadata):
+        self.calls += 1
+
+
+@pytest.mark.parametrize(("hook", "count"), [(Falsy(), len), (Counter(), lambda hook: hook.calls)])
+def test_a_hook_in_the_place_of_tritons_chain_is_called(launched, monkeypatch, hook, count):
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", hook)
+    launched()
+    launched()
+    assert count(hook) == 2
 
 
 def test_a_hook_before_runs_is_called(launched):

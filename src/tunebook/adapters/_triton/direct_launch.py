@@ -92,6 +92,7 @@ _TENSOR: Final = "{0}.dtype, {0}.data_ptr() % 16 == 0, "
 _INTEGER: Final = "{0} == 1, {0} % 16 == 0, -0x80000000 <= {0} <= 0x7fffffff, {0} > 0x7fffffffffffffff, "
 _OTHERS: Final[Mapping[type, str]] = {int: _INTEGER, bool: "", float: "", type(None): ""}
 _MISSING: Final = object()
+_HookChain: Final = getattr(knobs, "HookChain", None)  # not in every version that this module is imported under
 
 
 def is_watched(function: Any) -> bool:
@@ -100,8 +101,9 @@ def is_watched(function: Any) -> bool:
     entered, left = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(
         function.pre_run_hooks
-        or getattr(entered, "calls", entered)
-        or getattr(left, "calls", left)
+        # An empty chain of Triton's calls nothing. Any other object is a hook, whatever its attributes and its truth.
+        or (entered.calls if type(entered) is _HookChain else entered is not None)
+        or (left.calls if type(left) is _HookChain else left is not None)
         or getattr(function.run, "__func__", None) is not _RUN
         or ("add_stages_inspection_hook" in _NAMES and runtime.add_stages_inspection_hook is not None)
     )
