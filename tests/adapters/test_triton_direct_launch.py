@@ -155,6 +155,20 @@ def test_every_launch_is_the_one_that_triton_would_make(gpu, one, other, changed
         assert all(same)
 
 
+def test_values_that_a_grid_writes_are_launched_and_a_stream_that_it_changes_is_for_later_launches(gpu):
+    direct, x = DirectLaunches(doubled), torch.zeros(64)
+
+    def grid(meta):
+        meta["n"], gpu.stream_handle = 32, gpu.stream_handle + 1
+        return (1,)
+
+    for _ in range(2):
+        direct.run(CONFIG, grid, (x, 64), {})
+    doubled.run(x, 64, grid=grid, warmup=False, **CONFIG.meta)
+    assert [told[0][3] for told in gpu.told] == [0, 1, 2]
+    assert [told[3][1] for told in gpu.told] == [(int, 32)] * 3
+
+
 def test_a_default_and_an_argument_of_another_class_have_programs_of_their_own(gpu):
     direct, x = DirectLaunches(scale), torch.zeros(64)
     args = x, x, 64, 16, 2.0, None, 2

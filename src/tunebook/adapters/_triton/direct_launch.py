@@ -224,15 +224,26 @@ def _source(positional: Sequence[str], named: Sequence[str], facts: Sequence[str
             " if kernel is None:",
             "  return _learn(_keys, facts, config, grid, args, kwargs)",
             " meta = config.meta",
+            # Before the grid, which may change it for other launches.
+            " stream = active.get_current_stream(device)",
             " if callable(grid):",
-            f"  grid = grid({{{', '.join(f'{name!r}: {value}' for name, value in values.items())}}})",
-            " size = len(grid)",
-            " kernel.run(grid[0], grid[1] if size > 1 else 1, grid[2] if size > 2 else 1,",
-            "  active.get_current_stream(device), kernel.function, kernel.packed_metadata, None, None, None,",
-            f"  {', '.join(values.values())})",
+            f"  named = {{{', '.join(f'{name!r}: {value}' for name, value in values.items())}}}",
+            "  grid = grid(named)",
+            # With the values that the grid has written to its argument.
+            *_launching("*named.values()"),
+            " else:",
+            *_launching(", ".join(values.values())),
             " return kernel",
         ]
     )
+
+
+def _launching(values: str) -> list[str]:
+    return [
+        "  size = len(grid)",
+        "  kernel.run(grid[0], grid[1] if size > 1 else 1, grid[2] if size > 2 else 1,",
+        f"   stream, kernel.function, kernel.packed_metadata, None, None, None, {values})",
+    ]
 
 
 def _is_simple(function: Any) -> bool:
