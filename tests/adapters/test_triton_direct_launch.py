@@ -43,8 +43,19 @@ def doubled(x_ptr, n, BLOCK: tl.constexpr):
     tl.store(x_ptr + at, tl.load(x_ptr + at, at < n) * FACTOR, at < n)
 
 
+@triton.jit
+def twice(x):
+    return x * 2
+
+
+@triton.jit
+def mapped(x_ptr, n, BLOCK: tl.constexpr, FUNCTION: tl.constexpr = twice):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, FUNCTION(tl.load(x_ptr + at, at < n)), at < n)
+
+
 CONFIG = LaunchConfig(triton.Config({"BLOCK": 64}, num_warps=1))
-FUNCTIONS = (scale, doubled)
+FUNCTIONS = (scale, doubled, mapped)
 
 
 class RecordingGpu(FakeGpu):
@@ -365,6 +376,23 @@ def test_wrong_arguments_raise_what_triton_raises(gpu, args, kwargs):
     with pytest.raises(theirs.type) as ours:
         DirectLaunches(doubled).run(CONFIG, (1,), args, kwargs)
     assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("n", [2**64, -(2**63) - 1])
+def test_an_integer_that_is_too_large_raises_the_error_of_triton(gpu, n):
+    direct, x = DirectLaunches(doubled), torch.zeros(64)
+    for known in (2**63, -(2**63) + 1):
+        direct.run(CONFIG, (1,), (x, known), {})
+    with pytest.raises(OverflowError, match="too large"):
+        direct.run(CONFIG, (1,), (x, n), {})
+
+
+def test_a_default_that_is_a_function_goes_through_triton_because_its_code_may_change(gpu):
+    direct, x = DirectLaunches(mapped), torch.zeros(64)
+    direct.run(CONFIG, (1,), (x, 64), {})
+    found = asked(mapped)
+    direct.run(CONFIG, (1,), (x, 64), {})
+    assert len(found) == 1
 
 
 def test_launches_are_direct_on_the_installed_triton():

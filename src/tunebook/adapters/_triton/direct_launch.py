@@ -88,8 +88,9 @@ _MOST_FORMS: Final = 256  # each takes 0.3 ms to generate
 _MOST_PROGRAMS: Final = 4096  # of a form
 _CONSTANTS: Final = frozenset({int, bool, float, str, type(None), tl.dtype})  # a program depends on their values
 _TENSOR: Final = "{0}.dtype, {0}.data_ptr() % 16 == 0, "
-# As the compiler sees them: 1 is a constant, and the others have 32 bits, 64 bits, or 64 bits without a sign.
-_INTEGER: Final = "{0} == 1, {0} % 16 == 0, -0x80000000 <= {0} <= 0x7fffffff, {0} > 0x7fffffffffffffff, "
+# As the compiler sees them: 1 is a constant, and the others have 32 bits, 64 bits, 64 bits without a sign, or too many,
+# which Triton raises for.
+_INTEGER: Final = "{0} == 1, {0} % 16 == 0, -0x80000000 <= {0} <= 0x7fffffff or ({0} >> 63,), "
 _OTHERS: Final[Mapping[type, str]] = {int: _INTEGER, bool: "", float: "", type(None): ""}
 _MISSING: Final = object()
 _HookChain: Final = getattr(knobs, "HookChain", None)  # not in every version that this module is imported under
@@ -186,7 +187,8 @@ class DirectLaunches:
                 facts.append(fact.format(variables[name]))
             elif name in config.names:
                 values[name] = f"meta[{name!r}]"
-            elif parameter.has_default:
+            # A default of another class may change: a function of Triton's, whose code is compiled in.
+            elif parameter.has_default and type(parameter.default) in _CONSTANTS:
                 values[name], namespace[f"default{at}"] = f"default{at}", parameter.default
             else:
                 return None
