@@ -437,6 +437,23 @@ def test_memory_is_asked_for_programs_again_only_after_a_load():
     assert asked[1:] == [CONFIGS[0], CONFIGS[1], CONFIGS[1]]
 
 
+def test_a_grid_that_refuses_a_candidate_whose_program_is_in_memory_fails_no_call(gpu, monkeypatch):
+    call_until_decided(live_kernel(store=False), *tensors())
+    gpu.launches.clear()
+    monkeypatch.setattr(live, "may_fork_beside", lambda: True)
+    kernel = live_kernel(processes=True, store=False)
+
+    def strict(meta):
+        assert meta["BLOCK"] == 64, "these sizes take one block"
+        return (1,)
+
+    while not any(session.is_finished for session in sessions(kernel)):
+        kernel[strict](*tensors())
+        tb.wait_for_background(HANG_S)
+    assert set(launched(gpu)) == {64}
+    assert "these sizes take one block" in str(kernel.explain(*tensors(), grid=strict))
+
+
 @pytest.mark.filterwarnings("ignore:.*os.fork")  # the child does not use jax, which other tests have loaded
 def test_a_forked_child_goes_on_with_the_winner_and_without_the_parents_events(gpu):
     kernel = live_kernel()

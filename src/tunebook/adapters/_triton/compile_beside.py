@@ -17,6 +17,7 @@ from triton.runtime import driver
 
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.forked_worker import ChildTask, ForkedWorker
+from tunebook._measure.stopwatch import Attempt
 from tunebook._tuning.live_runs import Build
 from tunebook.adapters._triton.compile_ahead import SLOWEST_FORK_S, driver_for_forks, may_fork
 
@@ -129,7 +130,10 @@ class CompileBeside:
         """Return the next candidates that need no compiler."""
         done: list[Build] = []
         while self._todo and len(done) < _FROM_MEMORY:
-            made = self._recall(self._candidates[self._todo[0]], call)
+            made = None
+            # A grid may refuse a candidate, and Triton cannot write down some constants: a fork or a launch will tell.
+            with Attempt():
+                made = self._recall(self._candidates[self._todo[0]], call)
             if made is None:
                 break
             self._begun.add(self._todo[0])
