@@ -360,6 +360,21 @@ def test_candidates_that_cannot_be_compiled_hold_up_nothing():
     assert found[0].config == middle_of(costs)
 
 
+def test_candidates_whose_compilers_were_not_done_in_time_are_named_and_have_not_failed():
+    costs = tiles(6)
+
+    class Late(Builds):
+        def poll(self, call, *, may_fork=True):
+            return [build._replace(left_out="too late") for build in super().poll(call, may_fork=may_fork)]
+
+    runs = Pretend(costs, builds=Late)
+    session, found = session_of(runs, costs, middle_of(costs))
+    call_until_found(session)
+    assert set(session.not_tried.values()) == {"not tried: too late"}
+    assert len(session.not_tried) == len(found[0].left_out) == len(costs) - 1
+    assert [each.failure for each in found[0].measurements] == [None]
+
+
 def test_the_host_works_only_within_its_share_and_says_on_what():
     costs, share = tiles(5), 0.02
     runs = Pretend(costs, builds=Builds)

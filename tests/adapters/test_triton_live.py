@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -490,6 +491,76 @@ def test_candidates_are_compiled_in_forks_beside_the_program(gpu, monkeypatch, t
     assert len(builds) == 3
     assert all(build.failure is None and build.product is not None for build in builds)
     assert kernel.best_config.kwargs == {"BLOCK": 256}
+
+
+@pytest.fixture
+def compilers(gpu):
+    """Return `beside(compile_one)`, the compilers of one candidate, and a list: the time, which moves only by hand."""
+    now_s, made = [time.monotonic() + 1e3], []  # forks of other tests wait in vain
+
+    def beside(compile_one):
+        configs = {"a": CONFIGS[0]}
+        made.append(compile_beside.CompileBeside(compile_one, configs, FREELY, clock_s=lambda: now_s[0]))
+        return made[-1]
+
+    yield beside, now_s
+    for each in made:
+        each.close()
+
+
+def polled(beside):
+    """Return the first compilation that has ended."""
+    while not (found := beside.poll(())):
+        time.sleep(0.001)
+    return found[0]
+
+
+def test_a_fork_whose_session_asks_no_more_makes_room_for_others(compilers):
+    new, now_s = compilers
+    gone = []
+    while not gone or gone[-1].forks:
+        gone.append(new(lambda *_: b"program"))
+        gone[-1].poll(())
+    later = gone.pop()
+    assert all(worker.has_answered(HANG_S) for each in gone for worker in each._busy)
+    later.poll(())
+    assert later.forks == 0
+    now_s[0] += 11
+    later.poll(())
+    assert later.forks == 1
+    assert polled(later) == polled(gone[0]), "a session that asks again gets another fork"
+
+
+def test_a_candidate_whose_compiler_was_not_done_in_time_is_compiled_by_another_fork(compilers, tmp_path):
+    new, now_s = compilers
+    may_end = tmp_path / "may end"
+
+    def compile_one(*_):
+        while not may_end.exists():
+            time.sleep(0.01)
+        return b"program"
+
+    beside = new(compile_one)
+    for forks, seconds in enumerate([301, 601], 1):
+        assert beside.poll(()) == []
+        assert beside.forks == forks
+        now_s[0] += seconds
+    assert beside.poll(()) == []
+    may_end.touch()
+    build = polled(beside)
+    assert build.product is not None
+    assert (beside.forks, build.failure, build.left_out) == (3, None, "")
+
+
+def test_a_candidate_whose_compilers_are_never_done_in_time_is_left_out_and_has_not_failed(compilers):
+    new, now_s = compilers
+    beside = new(lambda *_: time.sleep(HANG_S))
+    for seconds in (301, 601, 1201):
+        assert beside.poll(()) == []
+        now_s[0] += seconds
+    (build,) = beside.poll(())
+    assert build.failure is None
+    assert "not done in time, 3 times" in build.left_out
 
 
 @pytest.mark.timeout(300)

@@ -111,6 +111,8 @@ class LivePreparation(Generic[C]):
             self.to_build.remove(build.name)
             if build.failure is not None:
                 self._failed(build.name, Trial(failure=build.failure))
+            elif build.left_out:
+                self._leave_out([build.name], build.left_out)
             elif build.product is not None and build.product in self._products:
                 self.same[build.name] = self._products[build.product]  # an equal program is not loaded twice
             else:
@@ -163,12 +165,15 @@ class LivePreparation(Generic[C]):
                 self._builds.arrange([name for name in worth if name in self.to_build])
         return worth if len(race.untried) < _AHEAD else []
 
-    def _leave_out(self, names: Sequence[str]) -> None:
-        """Try no candidates that the outlook calls slow, or for which the limit on the slow-down has no room."""
+    def _leave_out(self, names: Sequence[str], reason: str = "") -> None:
+        """Try no candidates that the outlook calls slow, or for which the limit on the slow-down has no room.
+
+        Another `reason` may be given.
+        """
         times = {} if self._outlook is None else self._outlook.predicted
         for name in filter(self._race.withdraw, names):
             slow = f"predicted to take {times[name]:.2g} times as long as the best" if name in times else ""
-            self.not_tried[name] = f"not tried: {slow or 'the limit on the slow-down had no room for it'}"
+            self.not_tried[name] = f"not tried: {reason or slow or 'the limit on the slow-down had no room for it'}"
         self.to_load = [name for name in self.to_load if name not in self.not_tried]
         self.to_build = [name for name in self.to_build if name not in self.not_tried]
 

@@ -27,13 +27,15 @@ class LaunchWindow(Protocol):
 class Build(NamedTuple):
     """The end of a compilation beside the program: equal programs have equal products.
 
-    `in_memory`: a launch of other sizes has loaded the program, so that nothing is to be loaded.
+    `in_memory`: a launch of other sizes has loaded the program, so that nothing is to be loaded. `left_out`: why there
+    is no program, though the candidate has not failed.
     """
 
     name: str
     product: Hashable = None
     failure: Failure | None = None
     in_memory: bool = False
+    left_out: str = ""
 
 
 class Builds(Protocol):

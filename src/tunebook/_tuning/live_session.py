@@ -158,15 +158,12 @@ class LiveSession(Generic[C]):
 
     @property
     def _left_out(self) -> str:
-        return (
-            f", {len(self.not_tried)} not tried: predicted to be slower, or too slow for the limit"
-            if self.not_tried
-            else ""
-        )
+        why = "predicted to be slower, too slow for the limit, or not compiled in time"
+        return f", {len(self.not_tried)} not tried: {why}" if self.not_tried else ""
 
     @property
     def not_tried(self) -> Mapping[str, str]:
-        """The candidates that are predicted to be slow and are not tried, and the reason, by name."""
+        """The reasons why candidates are not tried, by name."""
         return self._preparation.not_tried
 
     @property
