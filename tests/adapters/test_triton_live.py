@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
+from triton import knobs  # noqa: E402 - as above
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
@@ -497,10 +498,11 @@ def test_candidates_are_compiled_in_forks_beside_the_program(gpu, monkeypatch, t
 def compilers(gpu):
     """Return `beside(compile_one)`, the compilers of one candidate, and a list: the time, which moves only by hand."""
     now_s, made = [time.monotonic() + 1e3], []  # forks of other tests wait in vain
+    host = host_share.HostShare(1e9, lambda: 0.0)  # forks of a big process may take long
 
     def beside(compile_one):
         configs = {"a": CONFIGS[0]}
-        made.append(compile_beside.CompileBeside(compile_one, configs, FREELY, clock_s=lambda: now_s[0]))
+        made.append(compile_beside.CompileBeside(compile_one, configs, host, clock_s=lambda: now_s[0]))
         return made[-1]
 
     yield beside, now_s
@@ -575,6 +577,24 @@ def test_candidates_are_compiled_for_launches_of_threads_that_end(gpu, monkeypat
         tb.wait_for_background(HANG_S)
     assert kernel.best_config.kwargs == {"BLOCK": 256}
     assert "killed" not in str(kernel.explain(*tensors(), grid=grid))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("offset_of", [lambda call: call % 2, lambda call: call > 100], ids=["in turn", "from now on"])
+def test_no_call_compiles_a_candidate_though_tensors_begin_elsewhere(gpu, monkeypatch, tmp_path, offset_of):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(live, "may_fork_beside", lambda: True)
+    monkeypatch.setattr(live, "HOST", host_share.HostShare(1e9, lambda: 0.0))  # forks of a big process may take long
+    kernel = live_kernel(processes=True, heuristic=CONFIGS[2])  # the best serves from the start
+    compiled, x, call = [], torch.zeros(1025), 0
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **told: told["cache_hit"] or compiled.append(call))
+    while not any(session.is_finished for session in sessions(kernel)):
+        at = int(offset_of(call))
+        kernel[grid](x[at : at + 1024], x[at : at + 1024], x[at : at + 1024], 1024)
+        tb.wait_for_background(HANG_S)
+        call += 1
+    assert {facts["BLOCK"] for facts in gpu.launches} == set(COST)
+    assert compiled == [0, next(each for each in range(call) if offset_of(each))]
 
 
 @pytest.mark.timeout(300)

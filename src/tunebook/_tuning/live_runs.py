@@ -69,6 +69,10 @@ class LiveRuns(ABC, Generic[C]):
     def sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
         """Return the sizes of a call; times of calls with other sizes do not compare."""
 
+    def kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:  # noqa: ARG002 - for compilers
+        """Return the kind of a call: calls of the same kind share compiled programs."""
+        return None
+
     @abstractmethod
     def run(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a call with a configuration."""
@@ -86,7 +90,7 @@ class LiveRuns(ABC, Generic[C]):
         return self.timed(config, args, kwargs)
 
     def builds(self, configs: Mapping[str, C]) -> Builds | None:  # noqa: ARG002 - for compilers
-        """Compile candidates beside the program; None if nothing is compiled ahead."""
+        """Compile candidates beside the program; None if nothing is compiled ahead. A half of a load is forgotten."""
         return None
 
     def load(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002 - for loaders

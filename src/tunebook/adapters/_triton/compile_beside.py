@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tunebook._tuning.host_share import HostShare
     from tunebook.adapters._triton.candidate import LaunchConfig
 
-# Forks of one problem. A fork takes 13 ms of the program's time, and a training step meets ten problems at its start,
+# Forks per problem. A fork takes 13 ms of the program's time, and a training step meets ten problems at its start,
 # so a second fork is made only if so many candidates are left after the first one's first.
 _OF_ONE, _LEFT = 2, 6
 # At idle priority a compiler may get no time at all for a while: the candidate is not at fault. A fork may also hang by

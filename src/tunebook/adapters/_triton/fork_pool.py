@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Forks that compile at once, on as many cores or more.
 _AT_ONCE: Final = 12
 # A fork that has answered waits so long for its session, and any other one so long: a session asks no more if its sizes
-# come no more, or its kernel is gone. Such forks held all places, and no other kernel was tuned.
+# come no more, or its kernel is gone. These forks held all places, and no other kernel was tuned.
 _ANSWERED_S, _LONGEST_S = 10.0, 300.0
 
 
