@@ -682,7 +682,7 @@ def test_metrics_count_live_calls_their_cost_and_rollbacks(gpu):
         kernel = live_kernel()
         call_until_decided(kernel, *tensors())
         gpu.cost = lambda facts: {**COST, 256: 100e-6}[facts["BLOCK"]]
-        for _ in range(1600):  # calls are told after each 1,024, and a thread decides when these begin
+        for _ in range(3200):  # calls are told after each 1,024, and a thread decides when these begin
             kernel[grid](*tensors())
         counts = tb.metrics.counts()
     finally:
