@@ -23,13 +23,20 @@ FLUSH_S = 80e-6
 class FakeEvent:
     def __init__(self, gpu):
         self._gpu, self.at_s, self._at = gpu, None, 0
+        self._device = None  # the first one that it was recorded on: torch refuses any other
 
     def record(self, stream=None):
+        self._device = self._gpu.device if self._device is None else self._device
+        if self._device != self._gpu.device:
+            raise RuntimeError(f"Event device {self._device} does not match the recording stream's {self._gpu.device}")
         assert stream is None or stream.handle == self._gpu.stream_handle, "recorded on a stream that is not current"
         self.at_s, self._at = self._gpu.clock_s, self._gpu.count
         self._gpu.records += 1
 
     def query(self):
+        if self._gpu.capturing:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        self._gpu.queries += 1
         # This host is never late, and the device so many launches behind it.
         return self._gpu.behind is not None and self._gpu.count >= self._at + self._gpu.behind
 
@@ -81,7 +88,8 @@ class FakeGpu:
         self.captured = None
         self.capturing = False
         self.behind = None  # launches; None: an event is passed only when the host waits for it
-        self.waits = self.count = self.records = 0  # calls of `synchronize`, launches, and recorded events
+        self.waits = self.count = 0  # calls of `synchronize`, and launches
+        self.records = self.queries = 0  # of events
         self.stream_handle = self.streams_asked = 0  # of the current stream; how often it was asked for as an object
         self.poisoned = False
         self._current = threading.local()  # as CUDA has it

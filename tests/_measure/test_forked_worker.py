@@ -303,15 +303,45 @@ def test_a_candidate_that_forks_and_returns_twice_answers_once():
         assert len(worker.sample(GOOD, 3).samples_s) == 3
 
 
-def test_a_worker_goes_with_a_parent_that_is_killed(tmp_path):
-    file = tmp_path / "pid"
-    script = Path(__file__).parents[1] / "worker_processes.py"
-    with subprocess.Popen([sys.executable, script, file], env={"PYTHONPATH": ":".join(sys.path)}) as parent:
+@contextlib.contextmanager
+def killed_parent(file, *, worker):
+    """Yield the process ids that a program with a worker has written; it is killed by then."""
+    command = [sys.executable, Path(__file__).parents[1] / "worker_processes.py", worker, file]
+    with subprocess.Popen(command, env={"PYTHONPATH": ":".join(sys.path)}) as parent:
         assert becomes(file.exists)
-        worker = int(file.read_text())
-        assert not is_gone(worker)
+        pids = [int(each) for each in file.read_text().split()]
+        assert not any(map(is_gone, pids))
         parent.kill()
-    assert becomes(lambda: is_gone(worker))
+    yield pids
+
+
+def test_a_worker_goes_with_a_parent_that_is_killed(tmp_path):
+    with killed_parent(tmp_path / "pid", worker="running") as (worker,):
+        assert becomes(lambda: is_gone(worker))
+
+
+def test_a_worker_that_outlives_its_thread_goes_with_the_process_though_another_fork_holds_its_pipes(tmp_path):
+    with killed_parent(tmp_path / "pids", worker="idle") as (worker, other):
+        assert becomes(lambda: is_gone(worker))
+        assert not is_gone(other)
+        os.kill(other, signal.SIGKILL)
+
+
+@LINUX
+def test_a_worker_may_outlive_the_thread_that_forked_it():
+    job = ChildTask(lambda _index: [], lambda _index, _number: child_number(None, 1))
+    forked, pids = [], []
+
+    def fork():
+        forked.append(threading.get_native_id())
+        pids.append(number_of_child(worker))
+
+    with ForkedWorker(job, HANG_S, outlives_thread=True) as worker:
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+        assert becomes(lambda: not Path(f"/proc/self/task/{forked[0]}").exists())
+        assert number_of_child(worker) == pids[0]
 
 
 @pytest.fixture

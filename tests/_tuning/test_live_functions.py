@@ -10,6 +10,7 @@ import pytest
 from limits import HANG_S
 
 import tunebook as tb
+from tunebook._kernel.kernel import Invocation
 from tunebook._tuning import host_share, live_functions, live_session
 from tunebook.adapters._cuda.timer import EventTimer
 
@@ -90,6 +91,23 @@ def test_a_winner_that_becomes_slower_is_rolled_back(stream):
     factors[2] = 5.0
     call(function, stream, 50)
     assert told.count("rolled_back") == 1
+
+
+class Array:
+    """An array of a library that is not known."""
+
+    shape, dtype = (8,), np.dtype("float32")
+
+    def __init__(self, device):
+        self.device = device
+
+
+def test_candidates_run_on_the_device_of_the_first_call_alone(stream):
+    first, other = Array("gpu:0"), Array("gpu:1")
+    inv = Invocation("double", (first,), {})
+    runs = live_functions.function_runs(None, inv, None, None)  # its timer enters the device of the first call
+    assert runs.may_try((first,), {})
+    assert not runs.may_try((other,), {})
 
 
 def test_functions_without_events_keep_the_rules_of_calls_that_are_waited_for():

@@ -360,6 +360,76 @@ def test_candidates_that_cannot_be_compiled_hold_up_nothing():
     assert found[0].config == middle_of(costs)
 
 
+def test_candidates_whose_compilers_were_not_done_in_time_are_named_and_have_not_failed():
+    costs = tiles(6)
+
+    class Late(Builds):
+        def poll(self, call, *, may_fork=True):
+            return [build._replace(left_out="too late") for build in super().poll(call, may_fork=may_fork)]
+
+    runs = Pretend(costs, builds=Late)
+    session, found = session_of(runs, costs, middle_of(costs))
+    call_until_found(session)
+    assert set(session.not_tried.values()) == {"not tried: too late"}
+    assert len(session.not_tried) == len(found[0].left_out) == len(costs) - 1
+    assert [each.failure for each in found[0].measurements] == [None]
+
+
+class Kinds(Pretend):
+    """The argument of a call is its kind; notes the launches that would compile a candidate."""
+
+    def __init__(self, costs, leader):
+        super().__init__(costs, noise={})
+        self.leader, self.loaded, self.compiled, self.half_kind = leader, set(), [], None
+        self.prepared = 0
+
+    def kind(self, args, kwargs):
+        return args[0]
+
+    def builds(self, configs):
+        self.half, self.prepared = None, self.prepared + 1
+
+    def load(self, config, args, kwargs):
+        assert self.half is None or self.half_kind == args[0]
+        self.half_kind, done = args[0], super().load(config, args, kwargs)
+        self.loaded |= {(config, args[0])} if done else set()
+        return done
+
+    def timed(self, config, args, kwargs):
+        if config != self.leader and (config, args[0]) not in self.loaded:
+            self.compiled.append(config)
+        return super().timed(config, args, kwargs)
+
+
+IN_TURN = lambda call: call // 3 % 2
+CHANGING = [lambda call, at=at: call >= at for at in range(1, 800, 100)]
+
+
+@pytest.mark.parametrize("kind_of", [IN_TURN, *CHANGING])
+def test_candidates_run_only_in_calls_of_the_kind_that_they_are_prepared_for(kind_of):
+    costs = tiles(7)
+    best = min(costs, key=costs.__getitem__)
+    runs = Kinds(costs, best)
+    session, found = session_of(runs, costs, best)
+    calls = 0
+    while not session.is_finished:
+        session.run((kind_of(calls),), {})
+        calls += 1
+    assert runs.compiled == []
+    assert len(runs.loads) > 8
+    assert found[0].config == best
+    assert calls < 5000
+
+
+def test_candidates_are_prepared_for_few_of_many_kinds():
+    costs = tiles(7)
+    runs = Kinds(costs, min(costs, key=costs.__getitem__))
+    session, _ = session_of(runs, costs, runs.leader)
+    for call in range(20_000):
+        session.run((call,), {})
+    assert runs.prepared < 10
+
+
 def test_the_host_works_only_within_its_share_and_says_on_what():
     costs, share = tiles(5), 0.02
     runs = Pretend(costs, builds=Builds)

@@ -66,7 +66,8 @@ class FakeEvent:
         assert not disable_timing, "such an event has no time"
         self.now_ms = now_ms
 
-    def record(self):
+    def record(self, stream=None):
+        assert stream is None, "the current one"
         self.at_ms = self.now_ms()
 
 
@@ -208,6 +209,22 @@ def test_runs_are_timed_by_events_of_the_device_without_the_emptying_of_its_cach
     assert len(emptied) >= 3
     assert timer.name.startswith("device-events/cold-l2")
     assert waits, "events are read when they have happened"
+
+
+def test_calls_that_are_tuned_while_the_program_runs_are_timed_by_events_that_nothing_waits_for():
+    now = iter([1.0, 3.0])
+    fake = SimpleNamespace(
+        cuda=SimpleNamespace(
+            Event=lambda disable_timing: FakeEvent(lambda: next(now), disable_timing),
+            get_elapsed_time=lambda start, end: end.at_ms - start.at_ms,
+            runtime=SimpleNamespace(deviceSynchronize=None),
+        ),
+    )
+    result, window = CupyTimer(nullcontext(), fake).live_windows().around(lambda: "result")
+    assert result == "result"
+    assert window.seconds() is None
+    window._end._event.done = True
+    assert window.seconds() == pytest.approx(2e-3)
 
 
 def test_hot_calls_tell_arrays_of_two_gpus_apart():

@@ -92,6 +92,16 @@ def test_it_is_an_autotuner_of_tritons_with_its_attributes(gpu):
     assert kernel.configs == CONFIGS
 
 
+def test_a_program_tunes_on_one_gpu_after_another(gpu):
+    gpu.names = ("One GPU", "Another GPU")
+    kernel = autotune(CONFIGS, key=["n"])(add)
+    for device in range(2):
+        gpu.set_current_device(device)
+        kernel[grid](*tensors())
+        assert kernel.best_config.kwargs == {"BLOCK": 256}
+    assert tried(gpu) == [64, 128, 256, 512]
+
+
 def test_another_process_finds_the_choice_in_the_book(gpu):
     autotune(CONFIGS, key=["n"])(add)[grid](*tensors())
     gpu.launches.clear()

@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -39,8 +43,19 @@ def doubled(x_ptr, n, BLOCK: tl.constexpr):
     tl.store(x_ptr + at, tl.load(x_ptr + at, at < n) * FACTOR, at < n)
 
 
+@triton.jit
+def twice(x):
+    return x * 2
+
+
+@triton.jit
+def mapped(x_ptr, n, BLOCK: tl.constexpr, FUNCTION: tl.constexpr = twice):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, FUNCTION(tl.load(x_ptr + at, at < n)), at < n)
+
+
 CONFIG = LaunchConfig(triton.Config({"BLOCK": 64}, num_warps=1))
-FUNCTIONS = (scale, doubled)
+FUNCTIONS = (scale, doubled, mapped)
 
 
 class RecordingGpu(FakeGpu):
@@ -54,7 +69,9 @@ class RecordingGpu(FakeGpu):
         theirs = super()._launcher(src, metadata)
 
         def launch(*told):
-            *where, function, packed, _metadata, _entered, _left = told[:9]
+            *where, function, packed, metadata, entered, _left = told[:9]
+            if entered is not None:  # as Triton's launcher does
+                entered(metadata)
             self.told.append((where, function, packed, [(type(each), each) for each in told[9:]]))
             return theirs(*told)
 
@@ -149,6 +166,20 @@ def test_every_launch_is_the_one_that_triton_would_make(gpu, one, other, changed
         assert all(same)
 
 
+def test_values_that_a_grid_writes_are_launched_and_a_stream_that_it_changes_is_for_later_launches(gpu):
+    direct, x = DirectLaunches(doubled), torch.zeros(64)
+
+    def grid(meta):
+        meta["n"], gpu.stream_handle = 32, gpu.stream_handle + 1
+        return (1,)
+
+    for _ in range(2):
+        direct.run(CONFIG, grid, (x, 64), {})
+    doubled.run(x, 64, grid=grid, warmup=False, **CONFIG.meta)
+    assert [told[0][3] for told in gpu.told] == [0, 1, 2]
+    assert [told[3][1] for told in gpu.told] == [(int, 32)] * 3
+
+
 def test_a_default_and_an_argument_of_another_class_have_programs_of_their_own(gpu):
     direct, x = DirectLaunches(scale), torch.zeros(64)
     args = x, x, 64, 16, 2.0, None, 2
@@ -175,6 +206,26 @@ def test_a_hook_of_launches_is_called_and_then_forgotten(launched, name):
     assert len(launched.asked) == 1
     launched()
     assert len(launched.asked) == 1
+
+
+class Falsy(list):
+    def __call__(self, _metadata):
+        self.append(1)
+
+
+class Counter:
+    calls = 0
+
+    def __call__(self, _metadata):
+        self.calls += 1
+
+
+@pytest.mark.parametrize(("hook", "count"), [(Falsy(), len), (Counter(), lambda hook: hook.calls)])
+def test_a_hook_in_the_place_of_tritons_chain_is_called(launched, monkeypatch, hook, count):
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", hook)
+    launched()
+    launched()
+    assert count(hook) == 2
 
 
 def test_a_hook_before_runs_is_called(launched):
@@ -221,6 +272,58 @@ def test_a_run_that_somebody_replaced_is_called(launched, monkeypatch):
     monkeypatch.setattr(JITFunction, "run", run)
     launched()
     assert told == [64]
+
+
+PATCHED = """
+import functools
+import torch, triton, triton.language as tl
+from fake_gpu import FakeGpu, installed
+from triton.runtime import JITFunction
+
+told, theirs = [], JITFunction.run
+{replaced}
+from tunebook.adapters._triton.candidate import LaunchConfig
+from tunebook.adapters._triton.direct_launch import DirectLaunches
+
+@triton.jit
+def store(x_ptr, n, BLOCK: tl.constexpr):
+    tl.store(x_ptr, n)
+
+config = LaunchConfig(triton.Config({{"BLOCK": 64}}))
+with installed(FakeGpu(lambda _facts: 1e-6), store):
+    launches, x = DirectLaunches(store), torch.zeros(64)
+    for _ in range(3):
+        launches.run(config, (1,), (x, 64), {{}})
+print(len(told))
+"""
+BY_A_FUNCTION = """
+def watch(theirs, tell):
+    @functools.wraps(theirs)
+    def run(self, *args, **kwargs):
+        tell(self)
+        return theirs(self, *args, **kwargs)
+    JITFunction.run = run
+watch(theirs, told.append)
+"""
+BY_AN_OBJECT = """
+class Run:
+    def __get__(self, function, _kind):
+        return self if function is None else functools.partial(self, function)
+    def __call__(self, *args, **kwargs):
+        told.append(self)
+        return theirs(*args, **kwargs)
+JITFunction.run = Run()
+"""
+
+
+@pytest.mark.parametrize("replaced", [BY_A_FUNCTION, BY_AN_OBJECT])
+def test_a_run_that_somebody_replaced_before_tunebook_was_imported_is_called(tmp_path, replaced):
+    (tmp_path / "program.py").write_text(PATCHED.format(replaced=replaced))
+    places = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    command = [sys.executable, str(tmp_path / "program.py")]
+    environment = {**os.environ, "PYTHONPATH": places}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["3"], done.stderr
 
 
 def test_another_device_has_a_program_of_its_own(gpu):
@@ -273,6 +376,23 @@ def test_wrong_arguments_raise_what_triton_raises(gpu, args, kwargs):
     with pytest.raises(theirs.type) as ours:
         DirectLaunches(doubled).run(CONFIG, (1,), args, kwargs)
     assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("n", [2**64, -(2**63) - 1])
+def test_an_integer_that_is_too_large_raises_the_error_of_triton(gpu, n):
+    direct, x = DirectLaunches(doubled), torch.zeros(64)
+    for known in (2**63, -(2**63) + 1):
+        direct.run(CONFIG, (1,), (x, known), {})
+    with pytest.raises(OverflowError, match="too large"):
+        direct.run(CONFIG, (1,), (x, n), {})
+
+
+def test_a_default_that_is_a_function_goes_through_triton_because_its_code_may_change(gpu):
+    direct, x = DirectLaunches(mapped), torch.zeros(64)
+    direct.run(CONFIG, (1,), (x, 64), {})
+    found = asked(mapped)
+    direct.run(CONFIG, (1,), (x, 64), {})
+    assert len(found) == 1
 
 
 def test_launches_are_direct_on_the_installed_triton():

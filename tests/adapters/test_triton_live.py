@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
+from triton import knobs  # noqa: E402 - as above
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
 from tunebook._base.record_format import Record, merge  # noqa: E402 - as above
@@ -47,6 +50,11 @@ def count(x_ptr, n, BLOCK: tl.constexpr):
     tl.store(x_ptr + at, tl.load(x_ptr + at, at < n) + 1, at < n)
 
 
+@triton.jit
+def described(x, n, BLOCK: tl.constexpr):
+    x.store([0, 0], x.load([0, 0]) * BLOCK)
+
+
 def blocks(*sizes, **options):
     return [triton.Config({"BLOCK": size}, num_warps=4, **options) for size in sizes]
 
@@ -61,7 +69,7 @@ FREELY = host_share.HostShare(1e9)
 def gpu(monkeypatch):
     monkeypatch.setattr(live_session, "HOST", FREELY)
     monkeypatch.setattr(live, "HOST", FREELY)
-    with installed(FakeGpu(lambda facts: COST[facts["BLOCK"]]), add, count) as fake:
+    with installed(FakeGpu(lambda facts: COST[facts["BLOCK"]]), add, count, described) as fake:
         fake.behind = 2
         yield fake
         tb.wait_for_background(HANG_S)  # what the test left running needs the driver too
@@ -77,6 +85,10 @@ def tensors(n=1024):
 
 def live_kernel(function=add, configs=CONFIGS, **options):
     return autotune(configs, key=["n"], policy=LIVE, **{"processes": False, **options})(function)
+
+
+def raise_next(errors):
+    raise next(errors)
 
 
 def launched(gpu):
@@ -135,6 +147,12 @@ def test_each_call_launches_once_so_kernels_that_accumulate_are_safe(gpu):
         assert float(x[0]) == calls
 
 
+def test_a_tensor_descriptor_whose_shape_is_a_list_is_tuned_too(gpu):
+    kernel = live_kernel(described)
+    call_until_decided(kernel, TensorDescriptor(torch.zeros(64, 64), [64, 64], [64, 1], [32, 32]), 64)
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+
+
 @pytest.mark.promise("live-limit")
 def test_any_window_of_launches_keeps_to_the_limit(gpu):
     kernel = live_kernel(heuristic=CONFIGS[2])  # it is the best already: nothing is saved
@@ -173,6 +191,41 @@ def test_an_error_of_the_call_itself_is_raised(gpu):
         kernel[grid](*tensors())
 
 
+def test_two_gpus_of_one_model_share_a_session_which_tries_candidates_on_the_first(gpu):
+    gpu.names = ("Fake GPU", "Fake GPU")
+    kernel = live_kernel()
+    for call in range(800):
+        gpu.set_current_device(call % 2)
+        kernel[grid](*tensors())
+        tb.wait_for_background(HANG_S)
+    (session,) = sessions(kernel)
+    assert session.is_finished
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+    assert {facts["BLOCK"] for facts in gpu.launches if facts["device"] == 0} == set(COST)
+
+
+def test_a_candidate_whose_first_launch_is_interrupted_by_ctrl_c_is_tried_again(gpu):
+    kernel, errors = live_kernel(), iter([KeyboardInterrupt])
+    kernel[grid](*tensors())
+    gpu.cost = lambda facts: raise_next(errors) if facts["BLOCK"] == 256 else COST[facts["BLOCK"]]
+    with pytest.raises(KeyboardInterrupt):
+        call_until_decided(kernel, *tensors())
+    gpu.cost = lambda facts: COST[facts["BLOCK"]]
+    call_until_decided(kernel, *tensors())
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+
+
+def test_a_candidate_whose_first_launch_fails_as_the_leaders_does_is_tried_again(gpu):
+    kernel, errors = live_kernel(), iter([ValueError("cpu tensor?"), ValueError("cpu tensor?")])
+    kernel[grid](*tensors())
+    gpu.cost = lambda facts: raise_next(errors) if 256 in launched(gpu) else COST[facts["BLOCK"]]
+    with pytest.raises(ValueError, match="cpu tensor"):
+        call_until_decided(kernel, *tensors())
+    gpu.cost = lambda facts: COST[facts["BLOCK"]]
+    call_until_decided(kernel, *tensors())
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+
+
 def test_the_tensors_of_a_call_are_not_kept(gpu):
     kernel, x = live_kernel(), torch.ones(1024)
     kernel[grid](x, x, x, 1024)
@@ -208,6 +261,37 @@ def test_nothing_is_tried_or_loaded_while_tuning_is_paused(gpu):
     assert set(launched(gpu)) == {64}
     assert next(iter(add.device_caches.values()))[0].__len__() == 1, "one program is loaded"
     call_until_decided(kernel, *tensors())
+
+
+@pytest.fixture
+def watched(gpu):
+    """Return a kernel whose winner is watched, while the device has not passed the event of a launch."""
+    kernel = live_kernel()
+    call_until_decided(kernel, *tensors())
+    (session,) = sessions(kernel)
+    while session._look is None:
+        kernel[grid](*tensors())
+        tb.wait_for_background(HANG_S)
+    return kernel
+
+
+def test_no_event_is_asked_for_while_a_graph_is_captured(gpu, watched):
+    gpu.capturing = True  # the fake raises the error that ends a capture
+    for _ in range(100):
+        watched[grid](*tensors())
+    gpu.capturing = False
+    asked = gpu.queries
+    for _ in range(100):
+        watched[grid](*tensors())
+    assert gpu.queries > asked
+
+
+def test_no_event_is_asked_for_while_tuning_is_paused(gpu, watched):
+    asked = gpu.queries
+    with tb.pause_tuning():  # another thread captures a graph, say, and forbids it to all threads
+        for _ in range(100):
+            watched[grid](*tensors())
+        assert gpu.queries == asked
 
 
 # ----------------------------------------------------------------------------------------------------------- the book
@@ -355,6 +439,23 @@ def test_memory_is_asked_for_programs_again_only_after_a_load():
     assert asked[1:] == [CONFIGS[0], CONFIGS[1], CONFIGS[1]]
 
 
+def test_a_grid_that_refuses_a_candidate_whose_program_is_in_memory_fails_no_call(gpu, monkeypatch):
+    call_until_decided(live_kernel(store=False), *tensors())
+    gpu.launches.clear()
+    monkeypatch.setattr(live, "may_fork_beside", lambda: True)
+    kernel = live_kernel(processes=True, store=False)
+
+    def strict(meta):
+        assert meta["BLOCK"] == 64, "these sizes take one block"
+        return (1,)
+
+    while not any(session.is_finished for session in sessions(kernel)):
+        kernel[strict](*tensors())
+        tb.wait_for_background(HANG_S)
+    assert set(launched(gpu)) == {64}
+    assert "these sizes take one block" in str(kernel.explain(*tensors(), grid=strict))
+
+
 @pytest.mark.filterwarnings("ignore:.*os.fork")  # the child does not use jax, which other tests have loaded
 def test_a_forked_child_goes_on_with_the_winner_and_without_the_parents_events(gpu):
     kernel = live_kernel()
@@ -391,6 +492,109 @@ def test_candidates_are_compiled_in_forks_beside_the_program(gpu, monkeypatch, t
     assert len(builds) == 3
     assert all(build.failure is None and build.product is not None for build in builds)
     assert kernel.best_config.kwargs == {"BLOCK": 256}
+
+
+@pytest.fixture
+def compilers(gpu):
+    """Return `beside(compile_one)`, the compilers of one candidate, and a list: the time, which moves only by hand."""
+    now_s, made = [time.monotonic() + 1e3], []  # forks of other tests wait in vain
+    host = host_share.HostShare(1e9, lambda: 0.0)  # forks of a big process may take long
+
+    def beside(compile_one):
+        configs = {"a": CONFIGS[0]}
+        made.append(compile_beside.CompileBeside(compile_one, configs, host, clock_s=lambda: now_s[0]))
+        return made[-1]
+
+    yield beside, now_s
+    for each in made:
+        each.close()
+
+
+def polled(beside):
+    """Return the first compilation that has ended."""
+    while not (found := beside.poll(())):
+        time.sleep(0.001)
+    return found[0]
+
+
+def test_a_fork_whose_session_asks_no_more_makes_room_for_others(compilers):
+    new, now_s = compilers
+    gone = []
+    while not gone or gone[-1].forks:
+        gone.append(new(lambda *_: b"program"))
+        gone[-1].poll(())
+    later = gone.pop()
+    assert all(worker.has_answered(HANG_S) for each in gone for worker in each._busy)
+    later.poll(())
+    assert later.forks == 0
+    now_s[0] += 11
+    later.poll(())
+    assert later.forks == 1
+    assert polled(later) == polled(gone[0]), "a session that asks again gets another fork"
+
+
+def test_a_candidate_whose_compiler_was_not_done_in_time_is_compiled_by_another_fork(compilers, tmp_path):
+    new, now_s = compilers
+    may_end = tmp_path / "may end"
+
+    def compile_one(*_):
+        while not may_end.exists():
+            time.sleep(0.01)
+        return b"program"
+
+    beside = new(compile_one)
+    for forks, seconds in enumerate([301, 601], 1):
+        assert beside.poll(()) == []
+        assert beside.forks == forks
+        now_s[0] += seconds
+    assert beside.poll(()) == []
+    may_end.touch()
+    build = polled(beside)
+    assert build.product is not None
+    assert (beside.forks, build.failure, build.left_out) == (3, None, "")
+
+
+def test_a_candidate_whose_compilers_are_never_done_in_time_is_left_out_and_has_not_failed(compilers):
+    new, now_s = compilers
+    beside = new(lambda *_: time.sleep(HANG_S))
+    for seconds in (301, 601, 1201):
+        assert beside.poll(()) == []
+        now_s[0] += seconds
+    (build,) = beside.poll(())
+    assert build.failure is None
+    assert "not done in time, 3 times" in build.left_out
+
+
+@pytest.mark.timeout(300)
+def test_candidates_are_compiled_for_launches_of_threads_that_end(gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(live, "may_fork_beside", lambda: True)
+    kernel = live_kernel(processes=True)
+    while not any(session.is_finished for session in sessions(kernel)):
+        thread = threading.Thread(target=lambda: kernel[grid](*tensors()))
+        thread.start()
+        thread.join()
+        tb.wait_for_background(HANG_S)
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+    assert "killed" not in str(kernel.explain(*tensors(), grid=grid))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("offset_of", [lambda call: call % 2, lambda call: call > 100], ids=["in turn", "from now on"])
+def test_no_call_compiles_a_candidate_though_tensors_begin_elsewhere(gpu, monkeypatch, tmp_path, offset_of):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(live, "may_fork_beside", lambda: True)
+    monkeypatch.setattr(live, "HOST", host_share.HostShare(1e9, lambda: 0.0))  # forks of a big process may take long
+    kernel = live_kernel(processes=True, heuristic=CONFIGS[2])  # the best serves from the start
+    compiled, x, call = [], torch.zeros(1025), 0
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **told: told["cache_hit"] or compiled.append(call))
+    while not any(session.is_finished for session in sessions(kernel)):
+        at = int(offset_of(call))
+        kernel[grid](x[at : at + 1024], x[at : at + 1024], x[at : at + 1024], 1024)
+        tb.wait_for_background(HANG_S)
+        call += 1
+    assert {facts["BLOCK"] for facts in gpu.launches} == set(COST)
+    assert compiled == [0, next(each for each in range(call) if offset_of(each))]
 
 
 @pytest.mark.timeout(300)
@@ -478,7 +682,7 @@ def test_metrics_count_live_calls_their_cost_and_rollbacks(gpu):
         kernel = live_kernel()
         call_until_decided(kernel, *tensors())
         gpu.cost = lambda facts: {**COST, 256: 100e-6}[facts["BLOCK"]]
-        for _ in range(1600):  # calls are told after each 1,024, and a thread decides when these begin
+        for _ in range(3200):  # calls are told after each 1,024, and a thread decides when these begin
             kernel[grid](*tensors())
         counts = tb.metrics.counts()
     finally:

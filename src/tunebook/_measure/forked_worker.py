@@ -44,6 +44,7 @@ _REQUEST: Final = struct.Struct("<qq")  # the candidate, and the number for `sam
 _LENGTH: Final = struct.Struct("<q")
 _TAIL: Final = 2048  # bytes of output, and of a message, that are kept
 _TOLD_S: Final = 1.0  # how often a caller is told that it waits
+_PARENT_MS: Final = 1000  # how often an idle child looks whether its parent lives
 _GLANCE_MS: Final = 50  # how often to look for a death that closed no pipe, because a grandchild holds it open
 
 
@@ -66,7 +67,7 @@ class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
     """A child process that runs candidates, and is forked again after it was lost. For one thread at a time.
 
     The first request forks; leaving the context ends the child. If this process dies, even by SIGKILL, the child dies
-    too: at once on Linux, elsewhere when the running candidate returns.
+    too: at once on Linux, elsewhere within a second after the running candidate returns.
     """
 
     def __init__(
@@ -75,15 +76,19 @@ class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
         timeout_s: float = 60.0,
         calm: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
         on_wait: Callable[[], None] = lambda: None,
+        *,
+        outlives_thread: bool = False,
     ) -> None:
         """`timeout_s` limits each request as a whole. `calm` keeps other threads from holding locks at the fork.
 
-        `on_wait` is called each second while a request is not answered.
+        `on_wait` is called each second while a request is not answered. On Linux the child dies with the thread that
+        forks it; with `outlives_thread`, it ends at most a second after its process, or after its last request.
         """
         if getattr(os, "fork", None) is None:
             message = f"candidates cannot be isolated on {sys.platform}, which has no fork. Tune with isolate='never'."
             raise Unsupported(message)
         self._task, self._timeout_s, self._calm, self._on_wait = task, timeout_s, calm, on_wait
+        self._outlives_thread: Final = outlives_thread
         self._child: _Child | None = None
 
     def start(self) -> None:
@@ -132,7 +137,7 @@ class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
             self.close()
         if self._child is None:
             with self._calm(), _signals_held():
-                self._child = _fork(self._task)
+                self._child = _fork(self._task, outlives_thread=self._outlives_thread)
         return self._child
 
     def close(self) -> None:
@@ -322,9 +327,9 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _fork(task: ChildTask) -> _Child:
+def _fork(task: ChildTask, *, outlives_thread: bool) -> _Child:
     parent, prctl = os.getpid(), None
-    if sys.platform == "linux":
+    if sys.platform == "linux" and not outlives_thread:
         import ctypes  # noqa: PLC0415 - loaded late: 2 ms; and before the fork, because imports take locks
 
         prctl = ctypes.CDLL(None).prctl
@@ -360,7 +365,7 @@ def _live(
     try:
         os.setsid()  # a group, to kill it whole; and Ctrl-C in the terminal does not reach it
         if prctl is not None:
-            prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, which comes when the forking thread ends
         if os.getppid() != parent:  # it died before it could be watched
             os._exit(0)
         asked, answered, printed = mine
@@ -377,7 +382,7 @@ def _live(
         # The parent's garbage is the parent's to collect: its finalizers would remove temporary files still in use.
         gc.freeze()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # or each crash could leave a file as big as the process
-        _serve(task, asked, answered)
+        _serve(task, asked, answered, parent)
         os.killpg(0, signal.SIGKILL)  # the parent is gone; processes that candidates started must go too
     finally:
         os._exit(1)
@@ -395,11 +400,22 @@ def _redirect(printed: int) -> None:
     faulthandler.disable()
 
 
-def _serve(task: ChildTask, asked: int, answered: int) -> None:
+def _next_request(asked: int, parent: int) -> bytes:
+    """Return the next request; nothing when the parent is gone."""
+    poll = select.poll()
+    poll.register(asked, select.POLLIN)
+    # The pipe alone does not tell: other forks of the parent, which may live on, hold its other end too.
+    while not poll.poll(_PARENT_MS):
+        if os.getppid() != parent:
+            return b""
+    return os.read(asked, _REQUEST.size)
+
+
+def _serve(task: ChildTask, asked: int, answered: int, parent: int) -> None:
     me = os.getpid()
     spare = [bytes(8 << 20)]  # address space, freed to write a traceback when memory has run out
     prepared: set[int] = set()
-    while request := os.read(asked, _REQUEST.size):
+    while request := _next_request(asked, parent):
         index, number = _REQUEST.unpack(request)
         found: Found = ()
         remote = ""

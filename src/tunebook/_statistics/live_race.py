@@ -17,6 +17,7 @@ from tunebook._statistics.live_comparisons import (
     FASTER,
     FinalComparisons,
     finalists_of,
+    rounds_of_final,
     surely_below,
     times_as_long,
     varies_by_itself,
@@ -44,10 +45,6 @@ SURPRISE: Final = 8.0
 _SCREENING: Final = ((1, HOPELESS), (2, 1.8), (3, 1.4), (5, 1.2), (8, 1.1))
 _MEDIAN_FROM: Final = 5
 _SCREENED: Final = _SCREENING[-1][0]
-# Samples of finalists cost the program next to nothing, so there are more of them than in a race that it waits for:
-# with 24 rounds, noise chose between equal candidates in 4 of 80 races, and with these in none or one.
-_LEAST_ROUNDS, _MOST_ROUNDS, _FINAL_SAMPLES = 96, 240, 720
-_MOST_SAMPLES: Final = 1152  # so that 36 candidates that are alike are decided within 2,000 calls, and not 4,100
 _PRESSED_ROUNDS: Final = 32  # while the account holds up the race
 # If the account has held up the race for the first part of its window, candidates that seem this much slower leave;
 # after the second, all that seem slower: then no more launches cost anything.
@@ -134,6 +131,12 @@ class LiveRace:
     def known(self) -> dict[str, float]:
         """The times of candidates that have run more than once, or left, relative to the incumbent's."""
         return {name: each for name, each in self._values.items() if name not in self._lanes or self._has_run(name)}
+
+    @property
+    def racing(self) -> set[str]:
+        """The candidates that may be launched again, without the leader."""
+        names = self._lanes if self.phase == "screening" else [lane.name for lane in self.finalists]
+        return {self._incumbent, *names} - {self.leader}
 
     @property
     def untried(self) -> list[str]:
@@ -405,10 +408,7 @@ class LiveRace:
     # ------------------------------------------------------------------------------------------------------ the final
 
     def _most_rounds(self) -> int:
-        if self.is_pressed:
-            return _PRESSED_ROUNDS
-        count = max(len(self.finalists), 1)
-        return min(max(_FINAL_SAMPLES // count, _LEAST_ROUNDS), _MOST_SAMPLES // count, _MOST_ROUNDS)
+        return _PRESSED_ROUNDS if self.is_pressed else rounds_of_final(len(self.finalists))
 
     def _compare_finalists(self, conditions: Conditions, times: dict[str, float]) -> None:
         if any(lane.name not in times for lane in self.finalists):

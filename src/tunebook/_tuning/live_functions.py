@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tunebook._arrays.describe import arrays_in, is_array, map_leaves, obstacle_to, timer_for
+from tunebook._arrays.describe import arrays_in, device_of, is_array, map_leaves, obstacle_to, timer_for
 from tunebook._arrays.library import library_of
 from tunebook._measure.stopwatch import AgainstModel, Launches, Stopwatch, first_trial
 from tunebook._tuning.live_runs import LiveRuns
@@ -54,11 +54,13 @@ class FunctionRuns(LiveRuns[C]):
         self._kernel, self._model, self._detach = kernel, model, detach
         self._empty = replace(inv, args=(), kwargs={}, override_cfg=None)
         self._wait, self._windows = timer.wait, timer.live_windows()  # type: ignore[attr-defined] # see `function_runs`
+        self._device = device_of((inv.args, inv.kwargs))
         self._bound: dict[int, tuple[C, Callable[..., Any]]] = {}
 
     def may_try(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether nothing forbids to run another candidate: a CUDA graph that is captured, a trace."""
-        return obstacle_to(self._call(args, kwargs)) is None
+        """Whether nothing forbids to run another candidate: another device, a CUDA graph that is captured, a trace."""
+        # The timer enters the device of the first call, and events belong to one device.
+        return device_of((args, kwargs)) == self._device and obstacle_to(self._call(args, kwargs)) is None
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Invocation[C, Any]:
         return replace(self._empty, args=args, kwargs=kwargs)

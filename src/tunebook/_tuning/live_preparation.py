@@ -57,6 +57,7 @@ class LivePreparation(Generic[C]):
         self.not_tried: Final[dict[str, str]] = {}  # why, by name
         self.same: Final[dict[str, str]] = {}  # candidates that compile to the program of another one
         self.loads = 0
+        self.again: set[str] = set()  # candidates of the race that are prepared for calls of another kind
 
     @property
     def left(self) -> int:
@@ -78,6 +79,28 @@ class LivePreparation(Generic[C]):
         self.to_build.clear()
         self.to_load.clear()
         self._builds = self._loading = None
+
+    def renew(self) -> set[str]:
+        """Prepare for calls of another kind, whose programs are others; return the candidates that are in the race.
+
+        These come first, and no round begins before they are loaded.
+        """
+        if self._race.phase == "decided":
+            return set()
+        self.again, waiting = self._race.racing, set[str]()
+        if self._race.phase == "screening":
+            waiting = {*self.to_build, *self.to_load, *self.same, self._loading or ""} & {*self._configs}
+            self.same.clear()
+        order = list(self._configs)
+        names = sorted(self.again | waiting, key=lambda name: (name not in self.again, order.index(name)))
+        if self._builds is not None:
+            self._builds.close()
+        self._builds = self._runs.builds({name: self._configs[name] for name in names}) if names else None
+        self.to_build, self.to_load = (names, []) if self._builds is not None else ([], names)
+        self._ready.clear()
+        self._products.clear()
+        self._loading, self._news, self._poll_at = None, None, 0
+        return set(self.again)
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Take over programs that were compiled beside, or load one: a call makes a fork or loads, and never both.
@@ -109,10 +132,15 @@ class LivePreparation(Generic[C]):
             if build.name not in self.to_build:
                 continue
             self.to_build.remove(build.name)
-            if build.failure is not None:
+            if build.name in self.again and (build.failure is not None or build.left_out):
+                self.again.discard(build.name)  # it fails at its next launch, where the race learns of it
+            elif build.failure is not None:
                 self._failed(build.name, Trial(failure=build.failure))
+            elif build.left_out:
+                self._leave_out([build.name], build.left_out)
             elif build.product is not None and build.product in self._products:
                 self.same[build.name] = self._products[build.product]  # an equal program is not loaded twice
+                self.again.discard(build.name)
             else:
                 if build.product is not None:
                     self._products[build.product] = build.name
@@ -127,11 +155,11 @@ class LivePreparation(Generic[C]):
         """Return the candidate to load; none while others are to run first. Leave out those that are surely slow."""
         if self._loading is not None:
             return self._loading if may_stall else None
-        if self._race.is_overdue and self._race.phase == "screening":
+        if self._race.is_overdue and self._race.phase == "screening" and not self.again:
             self._leave_out([*self.to_load, *self.to_build, *self._race.untried])
             return None
         loadable = self.to_load if may_stall else [name for name in self.to_load if name in self._ready]
-        if self._outlook is None:
+        if self._outlook is None or self.again:
             name = next(iter(loadable), None)
         elif loadable or self._race.is_pressed or (may_stall and self.to_build):
             name = next((name for name in self._worth_loading(len(loadable)) if name in loadable), None)
@@ -163,12 +191,15 @@ class LivePreparation(Generic[C]):
                 self._builds.arrange([name for name in worth if name in self.to_build])
         return worth if len(race.untried) < _AHEAD else []
 
-    def _leave_out(self, names: Sequence[str]) -> None:
-        """Try no candidates that the outlook calls slow, or for which the limit on the slow-down has no room."""
+    def _leave_out(self, names: Sequence[str], reason: str = "") -> None:
+        """Try no candidates that the outlook calls slow, or for which the limit on the slow-down has no room.
+
+        Another `reason` may be given.
+        """
         times = {} if self._outlook is None else self._outlook.predicted
         for name in filter(self._race.withdraw, names):
             slow = f"predicted to take {times[name]:.2g} times as long as the best" if name in times else ""
-            self.not_tried[name] = f"not tried: {slow or 'the limit on the slow-down had no room for it'}"
+            self.not_tried[name] = f"not tried: {reason or slow or 'the limit on the slow-down had no room for it'}"
         self.to_load = [name for name in self.to_load if name not in self.not_tried]
         self.to_build = [name for name in self.to_build if name not in self.not_tried]
 
@@ -188,5 +219,8 @@ class LivePreparation(Generic[C]):
         if done:
             self._loading = None
             self.loads += 1
-        if attempt.trial.failure is not None:
+        # A candidate of the race fails at its next launch, where the race learns of it.
+        if attempt.trial.failure is not None and name not in self.again:
             self._failed(name, attempt.trial)
+        if done:
+            self.again.discard(name)

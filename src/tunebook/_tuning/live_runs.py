@@ -27,13 +27,15 @@ class LaunchWindow(Protocol):
 class Build(NamedTuple):
     """The end of a compilation beside the program: equal programs have equal products.
 
-    `in_memory`: a launch of other sizes has loaded the program, so that nothing is to be loaded.
+    `in_memory`: a launch of other sizes has loaded the program, so that nothing is to be loaded. `left_out`: why there
+    is no program, though the candidate has not failed.
     """
 
     name: str
     product: Hashable = None
     failure: Failure | None = None
     in_memory: bool = False
+    left_out: str = ""
 
 
 class Builds(Protocol):
@@ -61,11 +63,15 @@ class LiveRuns(ABC, Generic[C]):
 
     @abstractmethod
     def may_try(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a candidate may run now: not while launches are captured into a graph."""
+        """Whether a candidate may run now: not on another device, and not while launches are captured into a graph."""
 
     @abstractmethod
     def sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
         """Return the sizes of a call; times of calls with other sizes do not compare."""
+
+    def kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:  # noqa: ARG002 - for compilers
+        """Return the kind of a call: calls of the same kind share compiled programs."""
+        return None
 
     @abstractmethod
     def run(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -84,7 +90,7 @@ class LiveRuns(ABC, Generic[C]):
         return self.timed(config, args, kwargs)
 
     def builds(self, configs: Mapping[str, C]) -> Builds | None:  # noqa: ARG002 - for compilers
-        """Compile candidates beside the program; None if nothing is compiled ahead."""
+        """Compile candidates beside the program; None if nothing is compiled ahead. A half of a load is forgotten."""
         return None
 
     def load(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002 - for loaders

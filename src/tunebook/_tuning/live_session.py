@@ -45,6 +45,9 @@ _LONGEST_REST: Final = 4096  # calls, while the host has spent its share
 # time, up to so many, or so long. In a training of fla's gated linear attention, nearly all turns were such ones, and
 # took most of the host's share.
 _FIRST_IDLE, _LONGEST_IDLE, _LONGEST_IDLE_S = 8, 128, 0.1
+# So many turns in a row without a call of the kind that candidates are prepared for let them be prepared for another
+# one; the next time, twice as many, because kinds may come in any number and order.
+_STRANGERS: Final = 16
 _EARNED: Final = 0.5  # of the device's time that a better leader saves, where the program waits for the device
 
 
@@ -131,6 +134,8 @@ class LiveSession(Generic[C]):
         self.rest = 0  # calls that the leader serves before the session is asked again; a hot path may count them down
         self._turn = threading.Lock()
         _sessions.add(self)
+        self._kind: Hashable = None  # of the calls that candidates are prepared for
+        self._strangers, self._most_strangers = 0, _STRANGERS  # turns in a row whose calls were of another kind
         self._is_calm = False  # the winner is watched, and nothing is wrong with it
         self._look: LaunchWindow | None = None
         self._look_sizes: Hashable = None
@@ -152,21 +157,18 @@ class LiveSession(Generic[C]):
             )
         left = self._preparation.left
         built = f", {left} are still to be compiled or loaded" if left else ""
-        kept = race.left + left
+        kept = race.left + left - len(self._preparation.again)
         left_to_try = f"{kept} of {self.candidates} are left{built}{self._left_out}"
         return f"trying one candidate per call ({race.phase}): {left_to_try}; {cost}"
 
     @property
     def _left_out(self) -> str:
-        return (
-            f", {len(self.not_tried)} not tried: predicted to be slower, or too slow for the limit"
-            if self.not_tried
-            else ""
-        )
+        why = "predicted to be slower, too slow for the limit, or not compiled in time"
+        return f", {len(self.not_tried)} not tried: {why}" if self.not_tried else ""
 
     @property
     def not_tried(self) -> Mapping[str, str]:
-        """The candidates that are predicted to be slow and are not tried, and the reason, by name."""
+        """The reasons why candidates are not tried, by name."""
         return self._preparation.not_tried
 
     @property
@@ -211,6 +213,7 @@ class LiveSession(Generic[C]):
             return self._go_on(args, kwargs)
         self._calls += 1
         if self._calls == 1:  # at once, with the configuration that is there: it may have to be compiled and loaded too
+            self._kind = self._runs.kind(args, kwargs)
             return self._runs.run(self.config, args, kwargs)
         if race.phase != "decided" and not self._host.allows():
             # With eleven kernels on an H200, a quarter of the share went into turns in which nothing could begin.
@@ -223,7 +226,8 @@ class LiveSession(Generic[C]):
         self._counted = race.account.calls, self._host.stalls
         if stalls == self._host.stalls:  # else some of the calls came before the last one that stood still
             self._host.count(race.account.calls - calls)
-        may_begin, worked = self._host.allows(), False
+        kind = self._runs.kind(args, kwargs)
+        may_begin, worked = self._is_prepared_for(kind) and self._host.allows(), False
         if self._waiting or race.phase == "decided":
             self._read_events()
             began_s = self._host.clock_s() if race.phase == "decided" else began_s  # a decision is noted by itself
@@ -233,8 +237,9 @@ class LiveSession(Generic[C]):
             began_s = self._host.clock_s()
         if race.account.calls - self._told[0] >= _TELL_EVERY:
             self.tell_progress()
-        turn = race.next(lambda: self._runs.sizes(args, kwargs), may_begin=may_begin and not worked)
-        waits = self._waiting or self._preparation.has_turn or race.is_refused
+        may_begin = may_begin and not worked and not self._preparation.again
+        turn = race.next(lambda: (kind, self._runs.sizes(args, kwargs)), may_begin=may_begin)
+        waits = self._waiting or self._preparation.has_turn or race.is_refused or 0 < self._strangers < _STRANGERS
         self._idle = 0 if worked or turn.is_timed or waits else self._idle + 1
         # A call that has loaded begins no round, and the next one may.
         if not (worked and self._host.allows()):
@@ -245,6 +250,20 @@ class LiveSession(Generic[C]):
             return self._runs.run(self.config, args, kwargs)
         return self._launch(turn, args, kwargs)
 
+    def _sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+        return self._runs.kind(args, kwargs), self._runs.sizes(args, kwargs)
+
+    def _is_prepared_for(self, kind: Hashable) -> bool:
+        """Return whether candidates are prepared, or being prepared, for calls of a kind; other calls take the leader.
+
+        Else calls would compile candidates. If the kind comes no more, they are prepared for the present one.
+        """
+        self._strangers = 0 if kind == self._kind else self._strangers + 1
+        if self._strangers >= self._most_strangers:
+            self._kind, self._strangers, self._most_strangers = kind, 0, 2 * self._most_strangers
+            self._unseen |= self._preparation.renew()
+        return kind == self._kind
+
     def _go_on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Launch the next candidate of a round, and do nothing else: all else can wait until the round is launched.
 
@@ -252,7 +271,7 @@ class LiveSession(Generic[C]):
         asked for compiled programs, and worked out the shares.
         """
         began_s = self._host.clock_s()
-        turn = self.race.next(lambda: self._runs.sizes(args, kwargs), may_begin=False)
+        turn = self.race.next(lambda: self._sizes(args, kwargs), may_begin=False)
         self._host.spend(self._host.clock_s() - began_s, "choices")
         if not turn.is_timed:  # a call of other sizes
             return self._runs.run(self.config, args, kwargs)
@@ -278,7 +297,9 @@ class LiveSession(Generic[C]):
         if race.is_calm and not self._waiting:
             self._is_calm = True
             return self._glance(args, kwargs)
-        turn = race.next(lambda: self._runs.sizes(args, kwargs))
+        kind = self._runs.kind(args, kwargs)
+        may_begin = self._is_prepared_for(kind)
+        turn = race.next(lambda: (kind, self._runs.sizes(args, kwargs)), may_begin=may_begin)
         self.rest = race.rest(turn)
         if not turn.is_timed:
             return self._runs.run(self.config, args, kwargs)
@@ -289,14 +310,16 @@ class LiveSession(Generic[C]):
 
         One call of 23 is timed, and its time is read five calls later, or 23 later again if the device is far behind.
         """
-        look = self._look
-        if look is None and not is_paused() and self._runs.may_try(args, kwargs):
+        # To ask for an event while a graph is captured would end the capture.
+        look, may_ask = self._look, not is_paused() and self._runs.may_try(args, kwargs)
+        if look is None and may_ask:
             result, self._look = self._runs.glance(self.config, args, kwargs)
-            self._look_sizes, self.rest = self._runs.sizes(args, kwargs), AWAITING
+            # As if it were of the kind that is prepared: to ask takes a microsecond.
+            self._look_sizes, self.rest = (self._kind, self._runs.sizes(args, kwargs)), AWAITING
             return result
         # The call first: the device works while the time of another call is read.
         result = self._runs.run(self.config, args, kwargs)
-        seconds = None if look is None else look.seconds()
+        seconds = look.seconds() if look is not None and may_ask else None
         self.rest = WATCH_EVERY - 1
         if look is not None and seconds is not None:
             self._look = None
@@ -317,25 +340,36 @@ class LiveSession(Generic[C]):
             self._host.earn(_EARNED * calls * race.gain_s)
 
     def _launch(self, turn: Turn, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        config, name = self._candidates.configs[turn.name], turn.name
-        if name not in self._unseen:
-            launched: tuple[Any, LaunchWindow] | None = None
-            try:
-                launched = self._runs.timed(config, args, kwargs)
-            finally:
-                if launched is None:
-                    self.race.learn(turn, None)  # the call's own error is raised, as without tuning
-            return self._launched(turn, *launched)
-        self._unseen.discard(name)
+        if turn.name in self._unseen:
+            return self._launch_first(turn, args, kwargs)
+        launched: tuple[Any, LaunchWindow] | None = None
+        try:
+            launched = self._runs.timed(self._candidates.configs[turn.name], args, kwargs)
+        finally:
+            if launched is None:
+                self.race.learn(turn, None)  # the call's own error is raised, as without tuning
+        return self._launched(turn, *launched)
+
+    def _launch_first(self, turn: Turn, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Launch a candidate that has not run yet: if it fails, the leader serves the call."""
+        config, result = self._candidates.configs[turn.name], None
         tried: tuple[Any, LaunchWindow] | None = None
-        with Attempt() as attempt:
-            tried = self._runs.first(config, self.config, args, kwargs)
+        is_known = False
+        try:
+            with Attempt() as attempt:
+                tried = self._runs.first(config, self.config, args, kwargs)
+            if tried is None:
+                self._runs.recover(args, kwargs)
+                result = self._runs.run(self.config, args, kwargs)
+            is_known = True
+        finally:
+            if not is_known:  # at Ctrl-C, or if the leader fails too: the candidate is tried again
+                self.race.learn(turn, None)
+        self._unseen.discard(turn.name)
         if tried is None:
-            self._fail(name, attempt.trial)
+            self._fail(turn.name, attempt.trial)
             self.race.failed(turn)
-            self._runs.recover(args, kwargs)
-            # If this raises too, the call is at fault.
-            return self._runs.run(self.config, args, kwargs)
+            return result
         return self._launched(turn, *tried)
 
     def _launched(self, turn: Turn, result: Any, window: LaunchWindow) -> Any:

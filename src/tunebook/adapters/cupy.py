@@ -169,8 +169,8 @@ class _Event:
     def __init__(self, cupy: Any, *, enable_timing: bool) -> None:
         self._cupy, self._event = cupy, cupy.cuda.Event(disable_timing=not enable_timing)
 
-    def record(self) -> None:
-        self._event.record()
+    def record(self, stream: Any = None) -> None:
+        self._event.record(stream)
 
     def query(self) -> bool:
         return bool(self._event.done)

@@ -139,8 +139,9 @@ class EventTimer:
         return LaunchWindows(self._device, self._on)
 
     def release(self) -> None:
-        """Free the buffer; the next sample makes a new one."""
+        """Free the buffer and the events, which belong to one device; the next sample makes new ones."""
         self._cache = None
+        self._pairs.clear()
 
     def _flush(self) -> None:
         if self._cache is None and self._make_cache is not None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from triton.runtime import driver
 
-from tunebook._base.vocabulary import Failure
 from tunebook._measure.forked_worker import ChildTask, ForkedWorker
+from tunebook._measure.stopwatch import Attempt
 from tunebook._tuning.live_runs import Build
 from tunebook.adapters._triton.compile_ahead import SLOWEST_FORK_S, driver_for_forks, may_fork
+from tunebook.adapters._triton.fork_pool import POOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,18 +27,16 @@ if TYPE_CHECKING:
     from tunebook._tuning.host_share import HostShare
     from tunebook.adapters._triton.candidate import LaunchConfig
 
-# Forks of this process that compile at once, and of one problem. A fork takes 13 ms of the program's time, and a
-# training step meets ten problems at its start, so a second fork is made only if so many candidates are left after the
-# first one's first.
-_AT_ONCE: Final = 12
+# Forks per problem. A fork takes 13 ms of the program's time, and a training step meets ten problems at its start,
+# so a second fork is made only if so many candidates are left after the first one's first.
 _OF_ONE, _LEFT = 2, 6
-# At idle priority a compiler may get no time at all for a while.
+# At idle priority a compiler may get no time at all for a while: the candidate is not at fault. A fork may also hang by
+# chance, because another thread held a lock when it was made. So a candidate gets another fork, and twice the time.
 _PATIENCE_S: Final = 300.0
 # Candidates whose programs are in memory, from launches of other sizes, that one poll takes over: 0.2 ms each.
 _FROM_MEMORY: Final = 4
 _DIGITS: Final = 12  # hexadecimal: a double holds as many exactly
-_running: Final[set[ForkedWorker]] = set()
-os.register_at_fork(after_in_child=_running.clear)
+_TRIES: Final = 3
 
 
 def may_fork_beside() -> bool:
@@ -91,7 +90,7 @@ class CompileBeside:
         self._todo = list(range(len(self._names)))  # in this order
         self._begun: set[int] = set()
         self.forks = 0
-        self._most: Final = max(1, min(_AT_ONCE, 3 * (os.cpu_count() or 1) // 4))  # asking takes 20 us
+        self._late: Counter[int] = Counter()  # how often a candidate was not compiled in time
         self._busy: dict[ForkedWorker, tuple[int, float]] = {}  # the candidate of each fork, and when it began
         self._forks = True
         # The loads at which memory was asked last and had nothing: asking takes 0.3 ms, and a problem may wait long for
@@ -106,18 +105,18 @@ class CompileBeside:
         """Return the compilations that have ended, and start others; forks get a copy of the call's arguments."""
         done: list[Build] = []
         for worker, (index, began_s) in list(self._busy.items()):
-            if worker.has_answered(0.0):
+            if not POOL.keeps(worker, self._clock_s()):
+                self._try_again(worker, index)
+            elif worker.has_answered(0.0):
                 done.append(self._take(worker, index))
-            elif self._clock_s() - began_s > _PATIENCE_S:
-                self._release(worker)
-                message = f"it was not compiled within {_PATIENCE_S:g} s"
-                done.append(Build(self._names[index], failure=Failure("timeout", message)))
+            elif self._clock_s() - began_s > _PATIENCE_S * 2 ** self._late[index]:
+                done += self._give_up(worker, index)
         loads = self._loads()
         if not self._busy and loads != self._recalled_at:
             done += self._from_memory(call)
             self._recalled_at = None if done else loads
         if self._todo and not done:
-            if may_fork and self._forks and self._wants_fork() and len(_running) < self._most:
+            if may_fork and self._forks and self._wants_fork() and POOL.has_room(self._clock_s()):
                 self._fork(call)
             if not self._forks and not self._busy:  # the program compiles the rest itself, within its share
                 done += [Build(self._names[index]) for index in self._todo]
@@ -129,7 +128,10 @@ class CompileBeside:
         """Return the next candidates that need no compiler."""
         done: list[Build] = []
         while self._todo and len(done) < _FROM_MEMORY:
-            made = self._recall(self._candidates[self._todo[0]], call)
+            made = None
+            # A grid may refuse a candidate, and Triton cannot write down some constants: a fork or a launch will tell.
+            with Attempt():
+                made = self._recall(self._candidates[self._todo[0]], call)
             if made is None:
                 break
             self._begun.add(self._todo[0])
@@ -151,7 +153,9 @@ class CompileBeside:
             made = self._compile_one(self._candidates[index], held[0])
             return () if made is None else (_digest(made),)
 
-        worker = ForkedWorker(ChildTask(first=first, sample=lambda _index, _number: ()), _PATIENCE_S)
+        task = ChildTask(first=first, sample=lambda _index, _number: ())
+        # A server may have a thread per request: a fork that died with its thread failed a candidate that was fine.
+        worker = ForkedWorker(task, _PATIENCE_S, outlives_thread=True)
         try:
             worker.start()
         except OSError:  # too many processes
@@ -160,7 +164,7 @@ class CompileBeside:
         self.forks += 1
         held.clear()  # the fork has its copy: the caller's tensors must not be kept here
         self._forks = self._host.clock_s() - began_s <= SLOWEST_FORK_S
-        _running.add(worker)
+        POOL.add(worker, self._clock_s())
         self._begin(worker)
 
     def _begin(self, worker: ForkedWorker) -> None:
@@ -183,12 +187,23 @@ class CompileBeside:
         # Another error than a compiler's may be of the fork: this process compiles the candidate itself.
         return Build(name, failure=failure) if lost or failure.kind == "compile" else Build(name)
 
+    def _give_up(self, worker: ForkedWorker, index: int) -> list[Build]:
+        """End a fork that was not done in time; its candidate is compiled again after the others, or left out."""
+        self._release(worker)
+        self._late[index] += 1
+        if self._late[index] < _TRIES:
+            self._try_again(worker, index)
+            return []
+        return [Build(self._names[index], left_out=f"its compiler was not done in time, {_TRIES} times")]
+
+    def _try_again(self, worker: ForkedWorker, index: int) -> None:
+        self._busy.pop(worker, None)
+        self._begun.discard(index)
+        self._todo.append(index)
+
     def _release(self, worker: ForkedWorker) -> None:
         self._busy.pop(worker, None)
-        _running.discard(worker)
-        worker.interrupt()
-        # Taking a copy of a big process apart takes 30 ms, which the program does not wait for.
-        threading.Thread(target=worker.close, name="tunebook-forks", daemon=True).start()
+        POOL.release(worker)
 
     def close(self) -> None:
         """End all forks."""

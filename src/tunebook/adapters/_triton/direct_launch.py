@@ -70,8 +70,10 @@ _READ: Final = frozenset(
     ]
 )
 _RUN: Final = JITFunction.run
-_NAMES: Final = frozenset(_RUN.__code__.co_names)
-_IS_KNOWN: Final = triton.__version__.startswith(_VERSIONS) and _NAMES <= _READ
+# A profiler may have replaced it before this module was imported: by any object, or by a function of its own.
+_IS_TRITONS: Final = getattr(_RUN, "__globals__", None) is vars(sys.modules[JITFunction.__module__])
+_NAMES: Final = frozenset(_RUN.__code__.co_names if _IS_TRITONS else ())
+_IS_KNOWN: Final = _IS_TRITONS and triton.__version__.startswith(_VERSIONS) and _NAMES <= _READ
 # Settings that a program depends on, as far as this version has them.
 _SETTINGS: Final = [
     f"_knobs.{group}.{name}"
@@ -86,10 +88,12 @@ _MOST_FORMS: Final = 256  # each takes 0.3 ms to generate
 _MOST_PROGRAMS: Final = 4096  # of a form
 _CONSTANTS: Final = frozenset({int, bool, float, str, type(None), tl.dtype})  # a program depends on their values
 _TENSOR: Final = "{0}.dtype, {0}.data_ptr() % 16 == 0, "
-# As the compiler sees them: 1 is a constant, and the others have 32 bits, 64 bits, or 64 bits without a sign.
-_INTEGER: Final = "{0} == 1, {0} % 16 == 0, -0x80000000 <= {0} <= 0x7fffffff, {0} > 0x7fffffffffffffff, "
+# As the compiler sees them: 1 is a constant, and the others have 32 bits, 64 bits, 64 bits without a sign, or too many,
+# which Triton raises for.
+_INTEGER: Final = "{0} == 1, {0} % 16 == 0, -0x80000000 <= {0} <= 0x7fffffff or ({0} >> 63,), "
 _OTHERS: Final[Mapping[type, str]] = {int: _INTEGER, bool: "", float: "", type(None): ""}
 _MISSING: Final = object()
+_HookChain: Final = getattr(knobs, "HookChain", None)  # not in every version that this module is imported under
 
 
 def is_watched(function: Any) -> bool:
@@ -98,8 +102,9 @@ def is_watched(function: Any) -> bool:
     entered, left = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(
         function.pre_run_hooks
-        or getattr(entered, "calls", entered)
-        or getattr(left, "calls", left)
+        # An empty chain of Triton's calls nothing. Any other object is a hook, whatever its attributes and its truth.
+        or (entered.calls if type(entered) is _HookChain else entered is not None)
+        or (left.calls if type(left) is _HookChain else left is not None)
         or getattr(function.run, "__func__", None) is not _RUN
         or ("add_stages_inspection_hook" in _NAMES and runtime.add_stages_inspection_hook is not None)
     )
@@ -182,7 +187,8 @@ class DirectLaunches:
                 facts.append(fact.format(variables[name]))
             elif name in config.names:
                 values[name] = f"meta[{name!r}]"
-            elif parameter.has_default:
+            # A default of another class may change: a function of Triton's, whose code is compiled in.
+            elif parameter.has_default and type(parameter.default) in _CONSTANTS:
                 values[name], namespace[f"default{at}"] = f"default{at}", parameter.default
             else:
                 return None
@@ -220,15 +226,26 @@ def _source(positional: Sequence[str], named: Sequence[str], facts: Sequence[str
             " if kernel is None:",
             "  return _learn(_keys, facts, config, grid, args, kwargs)",
             " meta = config.meta",
+            # Before the grid, which may change it for other launches.
+            " stream = active.get_current_stream(device)",
             " if callable(grid):",
-            f"  grid = grid({{{', '.join(f'{name!r}: {value}' for name, value in values.items())}}})",
-            " size = len(grid)",
-            " kernel.run(grid[0], grid[1] if size > 1 else 1, grid[2] if size > 2 else 1,",
-            "  active.get_current_stream(device), kernel.function, kernel.packed_metadata, None, None, None,",
-            f"  {', '.join(values.values())})",
+            f"  named = {{{', '.join(f'{name!r}: {value}' for name, value in values.items())}}}",
+            "  grid = grid(named)",
+            # With the values that the grid has written to its argument.
+            *_launching("*named.values()"),
+            " else:",
+            *_launching(", ".join(values.values())),
             " return kernel",
         ]
     )
+
+
+def _launching(values: str) -> list[str]:
+    return [
+        "  size = len(grid)",
+        "  kernel.run(grid[0], grid[1] if size > 1 else 1, grid[2] if size > 2 else 1,",
+        f"   stream, kernel.function, kernel.packed_metadata, None, None, None, {values})",
+    ]
 
 
 def _is_simple(function: Any) -> bool:

@@ -8,6 +8,7 @@ from tunebook._tuning.host_share import HOST
 from tunebook._tuning.live_runs import LiveRuns
 from tunebook.adapters._cuda.timer import LaunchWindows
 from tunebook.adapters._triton import device
+from tunebook.adapters._triton.call_kind import CallKinds
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.compile_beside import CompileBeside, may_fork_beside
 from tunebook.adapters._triton.memory_only import compiling_nothing
@@ -29,18 +30,35 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
         self._kernel, self._processes = kernel, processes
         self._windows = LaunchWindows(device.interface, stream=device.current_stream)
         self._is_capturing = device.interface().is_current_stream_capturing
+        self._device = device.current_device()  # events and loaded programs belong to a device
+        self._kinds = CallKinds(kernel.names, kernel.chain[-2])
         self._read: Any = None  # a compiled program that is not on the device yet
 
     def may_try(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002 - of any launch
-        """Whether no CUDA graph is captured."""
-        return not self._is_capturing()
+        """Whether the launch is on the session's device, and no CUDA graph is captured."""
+        return device.current_device() == self._device and not self._is_capturing()
 
     def sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:  # noqa: ARG002 - a launch has none
         """Return the shapes of the tensors and the integers of a launch."""
         _, positional, named = args[0]
         values = (*positional, *named.values()) if named else positional
-        # Shapes are tuples. Other numbers than integers change from call to call, and say nothing about sizes.
-        return tuple([v if v.__class__ is int or v.__class__ is bool else getattr(v, "shape", None) for v in values])
+        # Other numbers than integers change from call to call, and say nothing about sizes. Shapes are tuples, but the
+        # shape of a tensor descriptor may be a list.
+        return tuple(
+            [
+                v
+                if v.__class__ is int or v.__class__ is bool
+                else each
+                if (each := getattr(v, "shape", None)).__class__ is not list
+                else tuple(each)
+                for v in values
+            ]
+        )
+
+    def kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:  # noqa: ARG002 - as above
+        """Return the facts about a launch that Triton compiles for."""
+        _, positional, named = args[0]
+        return self._kinds.of(positional, named)
 
     def run(self, config: LaunchConfig, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002 - as above
         """Launch with a configuration."""
@@ -83,6 +101,7 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
 
     def builds(self, configs: Mapping[str, LaunchConfig]) -> CompileBeside | None:
         """Compile candidates in forks, if this process may fork."""
+        self._read = None
         if not (self._processes and self._kernel.compiles and may_fork_beside()):
             return None
         kernel = self._kernel
