@@ -200,5 +200,5 @@ def test_entries_of_tunings_that_a_budget_ended_teach_nothing(tmp_path):
         tb.tune(function, n, budget="1 trials")
     records = list(function.selector.persistent.store.items(function.kernel.op_id_v))
     assert len(records) == 39
-    with pytest.raises(DefinitionError, match="at least 4 tuned problems; there are 0"):
+    with pytest.raises(DefinitionError, match="there are 0, and 39 whose tuning a budget ended: tune them again"):
         fit_book(records)

@@ -149,8 +149,10 @@ def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int =
     examples: list[Example] = []
     configs: dict[str, Mapping[str, Any]] = {}
     devices: set[str] = set()
+    unfinished = 0
     for record in records:
         if record.is_unfinished:
+            unfinished += 1
             continue  # its best may be far from the best
         try:
             times, numbers = times_of(record), numbers_in(json.loads(record.problem.call_key))
@@ -167,6 +169,11 @@ def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int =
         raise DefinitionError(
             f"these records are of {len(devices)} devices: {', '.join(sorted(devices))}. Each device has its own best "
             "configurations; pass its records, as in [r for r in store.items(op) if r.problem.device == device]"
+        )
+    if unfinished and len(examples) < 2 * _FEWEST:
+        raise DefinitionError(
+            f"a heuristic needs at least {2 * _FEWEST} problems whose tuning was finished; there are {len(examples)}, and "
+            f"{unfinished} whose tuning a budget ended: tune them again, with a larger budget"
         )
     return fit(examples, configs, name=name, depth=depth)
 
