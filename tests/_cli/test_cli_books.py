@@ -474,7 +474,7 @@ class TestFit(OnABook):
         assert (code, out) == (0, "")
         use = "from h import heuristic, and give the kernel heuristic=heuristic"
         assert err.startswith(f"wrote {tmp_path / 'h.py'}; to use it: {use}\n")
-        assert (tmp_path / "h.py").read_text().startswith("def heuristic(*, n, **_):")
+        assert (tmp_path / "h.py").read_text().startswith("def heuristic(**_):")
 
     def test_it_says_what_the_rule_gains_over_the_best_constant_and_its_bound(self, tmp_path, run):
         clock = FakeClock()

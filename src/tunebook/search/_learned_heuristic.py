@@ -172,8 +172,8 @@ def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int =
         )
     if unfinished and len(examples) < 2 * _FEWEST:
         raise DefinitionError(
-            f"a heuristic needs at least {2 * _FEWEST} problems whose tuning was finished; there are {len(examples)}, and "
-            f"{unfinished} whose tuning a budget ended: tune them again, with a larger budget"
+            f"a heuristic needs at least {2 * _FEWEST} problems whose tuning was finished; there are {len(examples)}, "
+            f"and {unfinished} whose tuning a budget ended: tune them again, with a larger budget"
         )
     return fit(examples, configs, name=name, depth=depth)
 
