@@ -44,10 +44,9 @@ class Portfolio:
             chosen = Exhaustive  # which refuses a list, and says how to make a space of it
         elif len(space.grid) == 1 and space.grid[0].kind == "categorical":
             chosen = Random  # categories have no neighbours
-        elif max(len(axis.values) for axis in space.grid) > (_LONG if (models := find_spec("numpy")) else _LONG_WALK):
-            chosen = Evolution
         else:
-            chosen = Guided if models else Local
+            best, most = (Local, _LONG_WALK) if find_spec("numpy") is None else (Guided, _LONG)
+            chosen = best if all(len(axis.values) <= most for axis in space.grid) else Evolution
         self._strategy: Final[Strategy] = chosen(space, seed=seed, start=start)
 
     def __repr__(self) -> str:

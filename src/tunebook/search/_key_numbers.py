@@ -57,6 +57,11 @@ def kind_and_sizes(call_key: str) -> tuple[str, Mapping[str, float]]:
     return sys.intern(kind), sizes
 
 
+def bucket_in(value: Json) -> int | None:
+    """Return the size of a bucket, which is written with a mark before it; None for any other value."""
+    return int(value[1:]) if isinstance(value, str) and value[:1] == "~" and value[1:].isdigit() else None
+
+
 def _with_numbers(arguments: Json, number: Number) -> Json:
     """Return the arguments of a call key; `number` returns the value to put in the place of a number."""
     named = arguments.items() if isinstance(arguments, dict) else None
@@ -79,6 +84,5 @@ def _inside(value: Json, name: str, number: Number) -> Json:
 
 
 def _size(value: Json, name: str, number: Number) -> Json:
-    if isinstance(value, str) and value[:1] == "~" and value[1:].isdigit():
-        return ["~", number(name, int(value[1:]))]  # a bucket
-    return _inside(value, name, number)
+    bucket = bucket_in(value)
+    return _inside(value, name, number) if bucket is None else ["~", number(name, bucket)]

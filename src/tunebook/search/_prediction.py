@@ -61,7 +61,8 @@ def _percent(part: float) -> str:
 class _BookModel(NamedTuple):
     """A model of the times of `records`; `configs` has all that worked, and `tried` the sizes where each was tried.
 
-    `moody` ones work at some sizes and fail at others. `kept` is the model as it is kept on disk.
+    `moody` ones work at some sizes and fail at others. `kept` is the model as it is kept on disk. `areas` remembers the
+    sizes of rarely tried ones.
     """
 
     model: SizeModel | None
@@ -69,6 +70,7 @@ class _BookModel(NamedTuple):
     configs: Mapping[str, Json]
     tried: Mapping[str, Sequence[Mapping[str, float]]]
     moody: frozenset[str]
+    areas: dict[str, TunedSizes]
     kept: KeptModel | None = None
 
     def has_tried(self, key: str, sizes: Mapping[str, float], problems: int) -> bool:
@@ -76,7 +78,9 @@ class _BookModel(NamedTuple):
         where = self.tried.get(key, ())
         if 2 * len(where) >= problems or not where:
             return bool(where)
-        return not TunedSizes(require("numpy", feature="a prediction"), where).outside(sizes)
+        if key not in self.areas:
+            self.areas[key] = TunedSizes(require("numpy", feature="a prediction"), where)
+        return not self.areas[key].outside(sizes)
 
 
 # At most so many are learnt from, in 6 s for 72 configurations: more were never tried.
@@ -180,7 +184,7 @@ def _learn(records: Sequence[Record], entries: frozenset[str], cores: int) -> _B
     best = {key: min(_slowness(key, example) for example in examples) for key in configs if key not in moody}
     kept = sorted(best, key=best.__getitem__)[:_MOST_CONFIGS]
     values: dict[str, Mapping[str, Any]] = {key: values_in(configs[key]) for key in kept}
-    found = _BookModel(None, records, configs, tried, moody)
+    found = _BookModel(None, records, configs, tried, moody, {})
     if not modelled(examples, values):
         return found
     near = [each.kept for each in _LEARNT.values() if each.kept is not None and each.kept.is_near(entries)]

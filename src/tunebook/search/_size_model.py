@@ -52,8 +52,8 @@ _DRAWS: Final = 256
 _LEAST_SCALE: Final = 1e-3  # regrets below this are noise
 # Structures, scales and parts are chosen by the same problems as the bound, so regrets there are too small: the bound
 # is two problems above the quantile. Where the model is surest, it believes in far too small regrets: a part of the
-# usual regret is added everywhere. Without both, bounds within 3 % by 40 and 80 sizes held for 86 to 96 % instead of 92
-# to 100 % (four Triton kernels, twelve draws of sizes each).
+# usual regret is added everywhere. Without both, bounds by 40 to 160 sizes held for 92 to 95 % of calls (four Triton
+# kernels, twelve draws of sizes each); with both, on other draws, for 94 to 97 %.
 _HIGHER: Final = 2
 _NEVER_SURER: Final = 0.25
 _OF_FEW: Final = 1.5  # of so few problems that the quantile is the largest, the bound is so many times higher

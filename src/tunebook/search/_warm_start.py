@@ -14,6 +14,7 @@ from tunebook._base.errors import CodecError
 from tunebook._base.record_format import BLOCKS
 from tunebook._keys.call_key import spell_out
 from tunebook._statistics.race import typical_s
+from tunebook.search._key_numbers import bucket_in
 from tunebook.search._strategy import Observation, Start
 from tunebook.search._waves import power_of_waves, seconds_here, waves
 
@@ -137,9 +138,8 @@ def _leaves(value: Any) -> Iterator[Any]:
         for item in value:
             yield from _leaves(item)
     else:
-        # A bucket is written with a mark before its size.
-        is_bucket = isinstance(value, str) and value[:1] == "~" and value[1:].isdigit()
-        yield int(value[1:]) if is_bucket else value
+        bucket = bucket_in(value)
+        yield value if bucket is None else bucket
 
 
 def rank_records(records: Iterable[Record], problem: Problem) -> list[tuple[Times, float]]:
